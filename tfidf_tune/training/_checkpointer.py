@@ -92,15 +92,13 @@ class HFCheckpointer:
         self._max_shard_size = max_shard_size
         self._revision = revision
         # An id of the hub is kept, because the folder of its snapshot exists only on this machine.
-        self._base_name = (
-            str(self.folder.resolve())
-            if Path(checkpoint_dir).expanduser().is_dir()
-            else checkpoint_dir
-        )
+        self._base_name = checkpoint_dir
+        if Path(checkpoint_dir).expanduser().is_dir():
+            self._base_name = str(self.folder.resolve())
         self._config_file = hf.read_json(self.folder / "config.json")
         self._companions = hf.read_companions(self.folder, has_code=trust_remote_code)
         self.chat_template: str | None = None
-        self.companion_bytes = sum(map(len, self._companions.values()))
+        self.companion_bytes = sum(len(content) for content in self._companions.values())
 
     def fingerprint(self) -> str:
         """Identify the weights by 16 hexadecimal digits: the files' sizes, first and last MiB."""
@@ -249,25 +247,25 @@ class _TorchtuneModel:
         # describes it, and ours.
         skeleton, unused = hf.check_files(self._base.folder, self._config, self._base.weight_files)
         converted = self._family.hf_to_tune(skeleton.state_dict(), self._config)
-        theirs, ours = (
-            {name: tuple(value.shape) for name, value in weights.items() if not is_adapter(name)}
-            for weights in (converted, distributed.parameters_by_name(self._model))
-        )
+        theirs = _shapes_of_base(converted)
+        ours = _shapes_of_base(distributed.parameters_by_name(self._model))
         problems = [
             f"{name} is in the files, but not in the model of config.json"
             for name in unused
             if not name.endswith(self._family.ignored)
         ]
-        if theirs.keys() ^ ours.keys() <= {
-            "output.weight"
-        }:  # a model with other layers may lack these settings
+        # A model with other layers may lack these settings.
+        has_same_layers = theirs.keys() ^ ours.keys() <= {"output.weight"}
+        if has_same_layers:
             problems += self._family.differing_settings(self._model, self._config)
-        problems += [
-            f"{self._family.hf_name(name)} is {theirs.get(name, 'missing')} in the checkpoint, "
-            f"{ours.get(name, 'missing')} in the model"
-            for name in sorted(theirs.keys() | ours.keys())
-            if theirs.get(name) != ours.get(name)
-        ]
+        for name in sorted(theirs.keys() | ours.keys()):
+            their_shape = theirs.get(name, "missing")
+            our_shape = ours.get(name, "missing")
+            if their_shape != our_shape:
+                problems.append(
+                    f"{self._family.hf_name(name)} is {their_shape} in the checkpoint, "
+                    f"{our_shape} in the model"
+                )
         if problems:
             folder = self._base.folder
             model_type = self._config.model_type
@@ -285,19 +283,18 @@ class _TorchtuneModel:
 
         def weights(file: Path) -> Iterator[tuple[str, Tensor]]:
             # A bar, because NF4 takes minutes on a CPU.
-            for key, weight in tqdm(
+            bar = tqdm(
                 hf.read_weights(file).items(),
                 desc=f"loading {file.name}",
                 unit="weight",
                 leave=False,
                 disable=not distributed.is_main_process(),
-            ):
+            )
+            for key, weight in bar:
                 # A copy, because what was read may be a view of the file, and a .bin may hold
                 # transposed weights.
-                hf_weight = {
-                    key: weight.to(device, dtype, copy=True, memory_format=torch.contiguous_format)
-                }
-                for name, value in self._family.hf_to_tune(hf_weight, self._config).items():
+                copy = weight.to(device, dtype, copy=True, memory_format=torch.contiguous_format)
+                for name, value in self._family.hf_to_tune({key: copy}, self._config).items():
                     yield name, _in_the_form_of(parameters[name], value, f"{file}: weight {key}")
 
         for file in self._base.weight_files:
@@ -309,9 +306,11 @@ class _TorchtuneModel:
         """
         lora = LoRASettings.of(self._model)
         parameters = distributed.parameters_by_name(self._model)
-        for _, layer in groupby(
+        # A layer is what has the same start: "layers.0" of "layers.0.attn.q_proj.weight", "output".
+        layers = groupby(
             parameters.items(), key=lambda item: re.findall(r"^(?:layers\.\d+|\w+)", item[0])
-        ):
+        )
+        for _, layer in layers:
             # Merging works in place, so it needs copies.
             part = {
                 name: _plain_tensor(value, device, copy=lora is not None) for name, value in layer
@@ -322,7 +321,9 @@ class _TorchtuneModel:
 
     def write(self, folder: Path, parts: Iterator[StateDict], *, max_shard_size: str) -> None:
         """Write :meth:`parts` as weight files of transformers."""
-        meta = {name: value for part in self.parts("meta") for name, value in part.items()}
+        meta: StateDict = {}
+        for part in self.parts("meta"):
+            meta |= part
         hf.write_weights(folder, meta, parts, max_shard_size=max_shard_size)
 
     def adapter(self) -> tuple[StateDict, Any]:
@@ -332,13 +333,15 @@ class _TorchtuneModel:
         from peft import LoraConfig  # slow to import, which would delay setup errors
 
         lora = LoRASettings.require(self._model)
-        return self._family.tune_to_peft(_adapter_weights(self._model), self._config), LoraConfig(
+        weights = self._family.tune_to_peft(_adapter_weights(self._model), self._config)
+        config = LoraConfig(
             task_type="CAUSAL_LM",
             r=lora.rank,
             lora_alpha=lora.alpha,
             lora_dropout=lora.dropout,
             target_modules=[self._family.lora_targets[name] for name in lora.module_names],
         )
+        return weights, config
 
 
 class _TransformersModel:
@@ -395,27 +398,26 @@ class _TransformersModel:
                 continue
             value = plain(parameter)
             # Merged as PEFT does, W + BA alpha / r, in float32; layers of GPT-2 hold W transposed.
-            a, b = (name.replace(".base_layer.", f".lora_{matrix}.default.") for matrix in "AB")
-            if a != name and a in parameters:
+            name_a = name.replace(".base_layer.", ".lora_A.default.")
+            name_b = name.replace(".base_layer.", ".lora_B.default.")
+            if name_a != name and name_a in parameters:
                 config: Any = model.peft_config
-                update = (
-                    plain(parameters[b]).float()
-                    @ plain(parameters[a]).float()
-                    * (config.lora_alpha / config.r)
-                )
-                update = update.T if config.fan_in_fan_out else update
+                matrix_a = plain(parameters[name_a]).float()
+                matrix_b = plain(parameters[name_b]).float()
+                update = matrix_b @ matrix_a * (config.lora_alpha / config.r)
+                if config.fan_in_fan_out:
+                    update = update.T
                 value = (value.float() + update).to(value.dtype)
             yield {model.hf_name(name): value}
         for name, module in model.named_modules():  # buffers that checkpoints have
             for buffer in module._buffers.keys() - module._non_persistent_buffers_set:
-                yield {
-                    model.hf_name(distributed.plain_name(f"{name}.{buffer}")): plain(
-                        module.get_buffer(buffer)
-                    )
-                }
+                hf_name = model.hf_name(distributed.plain_name(f"{name}.{buffer}"))
+                yield {hf_name: plain(module.get_buffer(buffer))}
 
     def write(self, folder: Path, parts: Iterator[StateDict], *, max_shard_size: str) -> None:
-        weights = {name: value for part in parts for name, value in part.items()}
+        weights: StateDict = {}
+        for part in parts:
+            weights |= part
         with torch.device("meta"), hf.quiet():
             build_hf(self._config).save_pretrained(
                 folder, state_dict=weights, max_shard_size=max_shard_size
@@ -424,13 +426,17 @@ class _TransformersModel:
         (folder / "generation_config.json").unlink(missing_ok=True)
 
     def adapter(self) -> tuple[StateDict, Any]:
-        weights = _adapter_weights(self._model)
         model = self._model
-        names = {
-            name: f"base_model.model.{model.hf_name(name).replace('.default.', '.')}"
-            for name in weights
-        }
-        return {names[name]: value for name, value in weights.items()}, model.peft_config
+        weights: StateDict = {}
+        for name, value in _adapter_weights(model).items():
+            hf_name = model.hf_name(name).replace(".default.", ".")
+            weights[f"base_model.model.{hf_name}"] = value
+        return weights, model.peft_config
+
+
+def _shapes_of_base(weights: StateDict) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all weights that are not adapters."""
+    return {name: tuple(value.shape) for name, value in weights.items() if not is_adapter(name)}
 
 
 def _adapter_weights(model: nn.Module) -> StateDict:
@@ -451,9 +457,8 @@ def _in_the_form_of(parameter: Tensor, value: Tensor, name: str) -> Tensor:
             f"dtype"
         )
     if is_4bit(parameter):
-        return cast(
-            Tensor, quantize_as_4bit(value, is_transposed=cast(Any, parameter).is_transposed)
-        )
+        is_transposed = cast(Any, parameter).is_transposed
+        return cast(Tensor, quantize_as_4bit(value, is_transposed=is_transposed))
     return to_nf4(value) if isinstance(distributed.local_tensor(parameter), NF4Tensor) else value
 
 

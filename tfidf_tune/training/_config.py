@@ -72,9 +72,9 @@ def _with_components(override: str, content: dict[str, Any]) -> list[str]:
     if key == "loss" and value in OBJECTIVES:
         return [f"{part}._component_={component}" for part, component in OBJECTIVES[value].items()]
     section = _look_up(content, key)
-    is_component = (
+    is_component = key == "loss.weighting" or (
         isinstance(section, dict) and "_component_" in section
-    ) or key == "loss.weighting"
+    )
     if not is_component or value.startswith(("{", "[")):
         return [override]
     if key == "loss.weighting":
@@ -176,15 +176,11 @@ def check_config(cfg: DictConfig, schema: type[Schema]) -> Schema:
         SetupError: If a key is unknown, missing or of the wrong type, a value is out of range, or a
             component does not exist or does not take the arguments given.
     """
-    fields = schema.model_fields.items()
-    defaults = {
-        name: MISSING if field.is_required() else field.get_default() for name, field in fields
-    }
+    content: Any = {}
+    for name, field in schema.model_fields.items():
+        content[name] = MISSING if field.is_required() else field.get_default()
     with setup_errors("config"):
-        content: Any = {
-            **defaults,
-            **cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=False)),
-        }
+        content |= cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=False))
         missing = sorted(_missing_keys(content))
         if missing:  # before anything refers to a missing value
             raise SetupError(f"config: missing {', '.join(missing)}")
@@ -203,10 +199,9 @@ def check_config(cfg: DictConfig, schema: type[Schema]) -> Schema:
 
         def without_secret(value: Any, reference: str) -> Any:
             # A number is no secret, and what reads config.yaml needs it.
-            is_text = not isinstance(value, int | float)
-            return (
-                reference if is_text and any(secret in str(value) for secret in secrets) else value
-            )
+            if isinstance(value, int | float):
+                return value
+            return reference if any(secret in str(value) for secret in secrets) else value
 
         checked = OmegaConf.create(change_references(values, written, without_secret))
         check_components(checked)
@@ -261,9 +256,8 @@ def _resolve_defaults(cfg: DictConfig) -> None:
         cfg.device = "cuda" if torch.cuda.is_available() else "cpu"
     if cfg.dtype == "auto":
         on_gpu = str(cfg.device).startswith("cuda") and torch.cuda.is_available()
-        cfg.dtype = (
-            "bf16" if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
-        )
+        has_bf16 = on_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+        cfg.dtype = "bf16" if has_bf16 else "fp32"
     # `lr_scheduler=null` on the command line arrives as a section whose component is null.
     if OmegaConf.is_dict(cfg.lr_scheduler) and cfg.lr_scheduler.get("_component_") is None:
         cfg.lr_scheduler = None
@@ -290,7 +284,9 @@ def _missing_keys(value: Any, name: str = "") -> Iterator[str]:
     """
     if value == MISSING:
         yield name
-    for key, inner in value.items() if isinstance(value, dict) else ():
-        yield from _missing_keys(inner, f"{name}.{key}" if name else str(key))
-    for index, inner in enumerate(value) if isinstance(value, list) else ():
-        yield from _missing_keys(inner, f"{name}[{index}]")
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _missing_keys(inner, f"{name}.{key}" if name else str(key))
+    if isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _missing_keys(inner, f"{name}[{index}]")

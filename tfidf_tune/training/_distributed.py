@@ -80,12 +80,10 @@ def gather_tensors(values: Tensor) -> Tensor:
 
 def is_lost_process(error: RuntimeError) -> bool:
     """Return whether a collective failed because another process ended."""
-    return dist.is_initialized() and (
-        isinstance(error, dist.DistError)
-        or any(
-            word in str(error) for word in ("gloo", "Connection closed", "Connection reset", "NCCL")
-        )
-    )
+    if not dist.is_initialized():
+        return False
+    words = ("gloo", "Connection closed", "Connection reset", "NCCL")
+    return isinstance(error, dist.DistError) or any(word in str(error) for word in words)
 
 
 def claim_error_report(message: str = "") -> bool:
@@ -143,11 +141,12 @@ def assign_parameters(
     its shards.
     """
     parameters = parameters_by_name(model)
-    shards = ((name, shard_like(parameters[name], value)) for name, value in weights)
-    state_dict = {
-        name: shard if shard.device.type == device.type else shard.to(device)
-        for name, shard in shards
-    }
+    state_dict = {}
+    for name, value in weights:
+        shard = shard_like(parameters[name], value)
+        if shard.device.type != device.type:
+            shard = shard.to(device)
+        state_dict[name] = shard
     model.load_state_dict(state_dict, strict=False, assign=True)
 
 
@@ -204,9 +203,8 @@ def plain_tensors(tensor: Any, name: str = "") -> dict[str, Tensor]:
         }
     if not is_traceable_wrapper_subclass(tensor):
         return {name: tensor}
+    tensors: dict[str, Tensor] = {}
     parts, _ = tensor.__tensor_flatten__()
-    return {
-        key: t
-        for part in parts
-        for key, t in plain_tensors(getattr(tensor, part), f"{name}.{part}").items()
-    }
+    for part in parts:
+        tensors |= plain_tensors(getattr(tensor, part), f"{name}.{part}")
+    return tensors

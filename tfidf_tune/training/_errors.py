@@ -23,8 +23,10 @@ _CAUSES = (*_MESSAGES, *_OF_LIBRARIES, TypeError, AssertionError, RuntimeError, 
 
 def listed(problems: Sequence[str]) -> str:
     """Return the first five problems, one per line, and how many more there are."""
-    more = [f"and {len(problems) - 5} more"] if len(problems) > 5 else []
-    return "\n".join(f"  {problem}" for problem in [*problems[:5], *more])
+    lines = [f"  {problem}" for problem in problems[:5]]
+    if len(problems) > 5:
+        lines.append(f"  and {len(problems) - 5} more")
+    return "\n".join(lines)
 
 
 class TrainingError(RuntimeError):
@@ -46,9 +48,9 @@ def cause_of(error: BaseException) -> str:
     """
     if isinstance(error, CheckpointException):
         return "; ".join(cause_of(failure) for failure, _ in error.failures.values())
-    return (
-        str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {first_line(error)}"
-    )
+    if isinstance(error, OSError):
+        return str(error)
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def first_line(error: BaseException) -> str:
@@ -75,7 +77,6 @@ def setup_errors(where: str = "", given: Mapping[str, Any] | None = None) -> Ite
     except causes as error:
         message = str(error) if isinstance(error, _MESSAGES) else f"{type(error).__name__}: {error}"
         if given and isinstance(error, (TypeError, LookupError)):
-            message += (
-                f"; given were {', '.join(f'{name}={value!r}' for name, value in given.items())}"
-            )
+            arguments = [f"{name}={value!r}" for name, value in given.items()]
+            message += f"; given were {', '.join(arguments)}"
         raise SetupError(f"{where}: {message}" if where else message) from error

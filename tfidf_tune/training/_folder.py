@@ -60,13 +60,12 @@ def named_probe_files(cfg: FinetuneConfig) -> list[tuple[str, Any, Path]]:
     """Return the data sets whose passages the run writes: the name, the section, and the full path
     of the file.
     """
-    found = []
-    for where, section in sections("dataset", cfg.dataset):
-        if find_component(where, section._component_) in _WITH_PASSAGES and section.get(
-            "probe_file"
-        ):
-            found.append((where, section, Path(section.probe_file).expanduser().resolve()))
-    return found
+    files = []
+    for name, section in sections("dataset", cfg.dataset):
+        has_passages = find_component(name, section._component_) in _WITH_PASSAGES
+        if has_passages and section.get("probe_file"):
+            files.append((name, section, Path(section.probe_file).expanduser().resolve()))
+    return files
 
 
 def _require_own_checkpoints(output_dir: Path, *, resume: bool) -> list[str]:
@@ -78,19 +77,23 @@ def _require_own_checkpoints(output_dir: Path, *, resume: bool) -> list[str]:
         raise SetupError(
             f"output_dir {output_dir} holds {files[0]}, which is not a folder: move it away"
         )
-    written = sorted(
-        path.name for name in ("checkpoint_*", BELOW_THRESHOLD) for path in output_dir.glob(name)
-    )
+    models = [*output_dir.glob("checkpoint_*"), *output_dir.glob(BELOW_THRESHOLD)]
+    written = sorted(path.name for path in models)
     resumable = sorted(path.name for path in output_dir.glob(f"{RESUME_FOLDER}/step_*"))
-    remedy = "choose another output_dir, or move them away"
     if resume and written and not resumable:
         raise SetupError(
-            f"output_dir {output_dir} holds {', '.join(written)}, nothing to resume from: {remedy}"
+            f"output_dir {output_dir} holds {', '.join(written)}, nothing to resume from: choose "
+            "another output_dir, or move them away"
         )
-    if not resume and (written_before := resumable or written):
-        remedy = f"set resume_from_checkpoint=True, {remedy}" if resumable else remedy
+    if resumable and not resume:
         raise SetupError(
-            f"output_dir {output_dir} already holds {', '.join(written_before)}: {remedy}"
+            f"output_dir {output_dir} already holds {', '.join(resumable)}: set "
+            "resume_from_checkpoint=True, choose another output_dir, or move them away"
+        )
+    if written and not resume:
+        raise SetupError(
+            f"output_dir {output_dir} already holds {', '.join(written)}: choose another "
+            "output_dir, or move them away"
         )
     return resumable
 
@@ -167,11 +170,11 @@ def _files_of_user(cfg: FinetuneConfig, *, is_resumed: bool) -> list[str]:
     config = output_dir / CONFIG
     if is_resumed or _has_all_keys(config):
         return [CONFIG] if config.exists() and _has_comments_of_user(config) else []
-    in_folder = [output_dir / name for name in _FILES]
-    in_folder += [
-        file for _, _, file in named_probe_files(cfg) if file.parent == output_dir.resolve()
-    ]
-    return [file.name for file in in_folder if file.exists()]
+    files = [output_dir / name for name in _FILES]
+    for _, _, file in named_probe_files(cfg):
+        if file.parent == output_dir.resolve():
+            files.append(file)
+    return [file.name for file in files if file.exists()]
 
 
 def _has_all_keys(config: Path) -> bool:

@@ -73,18 +73,18 @@ def find_checkpoint(
     if not is_local:
         if looks_like_path(checkpoint_dir):
             raise FileNotFoundError(f"no such folder {checkpoint_dir}")
-        folder = _download(
-            checkpoint_dir, revision, [*_SMALL_FILES, *(["*.py"] if trust_remote_code else [])]
-        )
+        patterns = list(_SMALL_FILES)
+        if trust_remote_code:
+            patterns.append("*.py")
+        folder = _download(checkpoint_dir, revision, patterns)
     config = read_config(folder, trust_remote_code=trust_remote_code)
-    for weights in (
-        () if is_local else _WEIGHTS
-    ):  # some repositories have both, older ones the second
-        folder = _download(
-            checkpoint_dir, revision, [weights, *_SMALL_FILES, "*.index.json", *COMPANIONS]
-        )
-        if any(folder.glob(weights)):
-            break
+    if not is_local:
+        # Some repositories have both kinds of weights, older ones the second.
+        for weights in _WEIGHTS:
+            patterns = [weights, *_SMALL_FILES, "*.index.json", *COMPANIONS]
+            folder = _download(checkpoint_dir, revision, patterns)
+            if any(folder.glob(weights)):
+                break
     return folder, config, _find_weight_files(folder)
 
 
@@ -118,12 +118,10 @@ def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedC
             config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
         except Exception as error:  # transformers raises anything here
             raise ValueError(f"{folder / 'config.json'}: {' '.join(str(error).split())}") from error
-    is_causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in values.get(
-        "auto_map", {}
-    )
-    reads_more = config.is_encoder_decoder or any(
-        hasattr(config, f"{part}_config") for part in ("vision", "audio")
-    )
+    own_classes = values.get("auto_map", {})
+    is_causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in own_classes
+    reads_media = hasattr(config, "vision_config") or hasattr(config, "audio_config")
+    reads_more = config.is_encoder_decoder or reads_media
     if reads_more or not is_causal:
         raise ValueError(
             f"the checkpoint {folder} is of the architecture '{config.model_type}': name a causal "
@@ -139,7 +137,9 @@ def _find_weight_files(folder: Path) -> list[Path]:
     for single, index in _NAMES.items():
         if (folder / index).is_file():
             weight_map = read_json(folder / index).get("weight_map")
-            names = sorted(set(weight_map.values())) if isinstance(weight_map, dict) else []
+            names = []
+            if isinstance(weight_map, dict):
+                names = sorted(set(weight_map.values()))
             wrong = [
                 name for name in names if Path(name).name != name or not (folder / name).is_file()
             ]
@@ -161,7 +161,9 @@ def check_files(
     """Return transformers' model on the meta device, and weights that it does not use; refuse what
     it cannot load.
     """
-    weights = {name: value for file in weight_files for name, value in read_weights(file).items()}
+    weights: dict[str, Tensor] = {}
+    for file in weight_files:
+        weights |= read_weights(file)
     # Other attention kernels may not be installed, and change neither names nor shapes;
     # transformers notes the choice.
     hf_config = deepcopy(config)
@@ -182,10 +184,12 @@ def check_files(
                 output_loading_info=True,
             )
     except Exception as error:  # transformers and torch raise anything here
-        file = folder / "config.json"
         raise ValueError(
-            f"{file} or generation_config.json: transformers loads none ({cause_of(error)})"
+            f"{folder / 'config.json'} or generation_config.json: transformers loads none "
+            f"({cause_of(error)})"
         ) from error
+
+    # Weights that differ from config.json in name or shape.
     problems = [
         f"{name} is {tuple(shape)} in the files, {tuple(needed)} by config.json"
         for name, shape, needed in sorted(info["mismatched_keys"])
@@ -193,12 +197,10 @@ def check_files(
     problems += [f"{name} is missing in the files" for name in sorted(info["missing_keys"])]
     # Other whole numbers may be buffers; a quantized checkpoint always has weights of another
     # dtype.
-    problems += [
-        f"{name} is of {value.dtype}, not floating point of 16 bits or more"
-        for name, value in weights.items()
-        if name.endswith("weight")
-        and not (value.dtype.is_floating_point and value.dtype.itemsize > 1)
-    ]
+    for name, value in weights.items():
+        is_trainable = value.dtype.is_floating_point and value.dtype.itemsize > 1
+        if name.endswith("weight") and not is_trainable:
+            problems.append(f"{name} is of {value.dtype}, not floating point of 16 bits or more")
     for head, embedding in model.get_expanded_tied_weights_keys().items():
         names = (head, embedding, embedding.removeprefix(f"{model.base_model_prefix}."))
         tied = [weights[name] for name in names if name in weights]
@@ -211,11 +213,10 @@ def check_files(
     num_more = getattr(config, "num_nextn_predict_layers", None) or 0
     num_layers = getattr(config, "num_hidden_layers", math.inf) + num_more
     unused = sorted(info["unexpected_keys"])
-    problems += [
-        f"{name} is of a layer that config.json does not have"
-        for name in unused
-        if (layer := re.search(r"(?:^|\.)(\d+)\.", name)) and int(layer[1]) >= num_layers
-    ]
+    for name in unused:
+        layer = re.search(r"(?:^|\.)(\d+)\.", name)
+        if layer is not None and int(layer[1]) >= num_layers:
+            problems.append(f"{name} is of a layer that config.json does not have")
     if problems:
         raise ValueError(
             f"weights and config.json of the {config.model_type} in {folder} do not "
@@ -250,9 +251,10 @@ def read_weights(file: Path) -> dict[str, Tensor]:
         else:
             # Unpickles only tensors.
             content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    if not isinstance(content, dict) or not all(
+    is_state_dict = isinstance(content, dict) and all(
         isinstance(value, Tensor) for value in content.values()
-    ):
+    )
+    if not is_state_dict:
         raise ValueError(f"{file} does not hold weights by name: convert it to safetensors")
     return content
 
@@ -268,16 +270,18 @@ def write_weights(
     order of parts.
     """
     # Unlike with huggingface_hub.save_torch_state_dict, memory never holds more than a shard and a
-    # part.
+    # part. If the first shard has the layers 0 and 1 and a part is a layer, the shard is written
+    # when layer 1 has come; what has come of the next shard waits.
     split = split_torch_state_dict_into_shards(meta, max_shard_size=max_shard_size)
     waiting = {name: set(weights) for name, weights in split.filename_to_tensors.items()}
     pending: dict[str, Tensor] = {}
     for part in parts:
         pending |= part
-        for name in [name for name, weights in waiting.items() if weights <= pending.keys()]:
-            shard = {
-                weight: pending.pop(weight).contiguous() for weight in sorted(waiting.pop(name))
-            }
+        complete = [name for name, weights in waiting.items() if weights <= pending.keys()]
+        for name in complete:
+            shard = {}
+            for weight in sorted(waiting.pop(name)):
+                shard[weight] = pending.pop(weight).contiguous()
             save_file(shard, folder / name, metadata={"format": "pt"})
             shard.clear()
     if split.is_sharded:
@@ -291,22 +295,20 @@ def read_companions(folder: Path, *, has_code: bool = False) -> dict[str, bytes]
     """
     # Links are followed within the folder and the cache of the Hugging Face hub, whose snapshots
     # consist of links.
-    roots = [folder.resolve(), Path(HF_HUB_CACHE).resolve()]
-    if (
-        folder.resolve().parent.name == "snapshots"
-    ):  # of a cache elsewhere: <repository>/snapshots/<commit>
-        roots.append(folder.resolve().parents[1])
+    snapshot = folder.resolve()
+    roots = [snapshot, Path(HF_HUB_CACHE).resolve()]
+    if snapshot.parent.name == "snapshots":  # of a cache elsewhere: <repository>/snapshots/<commit>
+        roots.append(snapshot.parents[1])
+    patterns = list(COMPANIONS)
+    if has_code:
+        patterns.append("*.py")
+    companions = {}
     # Dangling links included.
-    names = [
-        path.relative_to(folder).as_posix()
-        for path in sorted([*folder.glob("*"), *folder.glob("*/*.jinja")])
-    ]
-    wanted = (*COMPANIONS, *(["*.py"] if has_code else []))
-    return {
-        name: _read(folder / name, roots)
-        for name in names
-        if any(fnmatch(name, each) for each in wanted)
-    }
+    for path in sorted([*folder.glob("*"), *folder.glob("*/*.jinja")]):
+        name = path.relative_to(folder).as_posix()
+        if any(fnmatch(name, pattern) for pattern in patterns):
+            companions[name] = _read(path, roots)
+    return companions
 
 
 def _read(path: Path, roots: list[Path]) -> bytes:

@@ -24,16 +24,12 @@ def print_data(cfg: FinetuneConfig, dataset: Dataset[Any], total_steps: int) -> 
     for part in parts_of(dataset):
         print_once(f"Data: {_describe(part)}")
     world_size, _ = get_world_size_and_rank()
-    left_out = len(cast(Sized, dataset)) % world_size
-    over = (
-        f"; {left_out} left out of each epoch, so that processes have equally many"
-        if left_out
-        else ""
-    )
     limit = "" if cfg.max_steps is None else f", max_steps {cfg.max_steps:,}"
-    print_once(
-        f"Training: {counted(total_steps, 'step')} ({counted(cfg.epochs, 'epoch')}{limit}){over}"
-    )
+    text = f"Training: {counted(total_steps, 'step')} ({counted(cfg.epochs, 'epoch')}{limit})"
+    left_out = len(cast(Sized, dataset)) % world_size
+    if left_out:
+        text += f"; {left_out} left out of each epoch, so that processes have equally many"
+    print_once(text)
 
 
 def print_advice(cfg: FinetuneConfig) -> None:
@@ -43,71 +39,68 @@ def print_advice(cfg: FinetuneConfig) -> None:
     if not is_main_process():
         return
     for _, section in sections("dataset", cfg.dataset):
-        kind = str(section["_component_"]).rpartition(".")[2]
+        _, _, kind = str(section["_component_"]).rpartition(".")
         column = section.get("source_column")
-        if kind not in ("text_blocks_dataset", "sft_dataset") or (kind == "sft_dataset" and column):
+        is_sft = kind == "sft_dataset"
+        if kind not in ("text_blocks_dataset", "sft_dataset") or (is_sft and column):
             continue
-        place = TextSource(
-            section.source, column=column or "text", sample_by=section.get("sample_by", "line")
-        )
-        found = repeats_of_source(
-            place, learned=kind == "sft_dataset", cache_dir=section.get("cache_dir")
-        )
-        if found is None:
+        sample_by = section.get("sample_by", "line")
+        source = TextSource(section.source, column=column or "text", sample_by=sample_by)
+        repeats = repeats_of_source(source, learned=is_sft, cache_dir=section.get("cache_dir"))
+        if repeats is None:
             print_once(
-                f"What repeats in {place.source}, and which objective fits it: tfidf-tune data "
-                f"copies {place.source}"
+                f"What repeats in {source.source}, and which objective fits it: tfidf-tune data "
+                f"copies {source.source}"
             )
             continue
         if section.get("deduplicate", "none") != "none":
-            found = found._replace(
-                near_copies=0, differing_copies=max(0, found.differing_copies - found.near_copies)
-            )
-        for advice in advice_for(found):
+            # Near copies are removed, and with them those of the differing copies that are near.
+            differing_copies = max(0, repeats.differing_copies - repeats.near_copies)
+            repeats = repeats._replace(near_copies=0, differing_copies=differing_copies)
+        for advice in advice_for(repeats):
             print_once(f"Advice: {advice}")
 
 
 def _describe(dataset: Any) -> str:
     """Count documents, sequences and tokens: ``30 documents, 84 blocks of 256 tokens (21,504)``."""
     source = dataset.ds if isinstance(dataset, PackedDataset) else dataset
-    text = (
-        f"{counted(source.num_documents, 'document')}, " if hasattr(source, "num_documents") else ""
-    )
+    text = ""
+    if hasattr(source, "num_documents"):
+        text += f"{counted(source.num_documents, 'document')}, "
     if isinstance(dataset, TextBlocksDataset):
         text += (
             f"{counted(len(dataset), 'block')} of {dataset.block_size} tokens "
             f"({dataset.blocks.size:,} tokens)"
         )
-        text += (
-            f"; {counted(dataset.num_removed, 'block')} removed as copies"
-            if dataset.num_removed
-            else ""
-        )
+        if dataset.num_removed:
+            text += f"; {counted(dataset.num_removed, 'block')} removed as copies"
     else:
         text += counted(len(dataset), "packed row" if is_packed(dataset) else "sequence")
-        text += f" ({source.num_tokens:,} tokens)" if isinstance(source, SequenceDataset) else ""
+        if isinstance(source, SequenceDataset):
+            text += f" ({source.num_tokens:,} tokens)"
     passages = passages_of(dataset)
-    return text + (_describe_passages(dataset, passages) if passages else "")
+    if passages:
+        text += _describe_passages(dataset, passages)
+    return text
 
 
 def _describe_passages(dataset: Any, passages: Sequence[Passage]) -> str:
     targets = [passage for passage in passages if passage.kind == "target"]
     # Of an answer alone.
     lengths = sorted({len(passage.token_ids) - (passage.num_prompt or 0) for passage in passages})
-    tokens = (
-        f"{lengths[0]} tokens" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]} tokens"
-    )
+    tokens = f"{lengths[-1]} tokens"
+    if len(lengths) > 1:
+        tokens = f"{lengths[0]} to {tokens}"
     controls = counted(len(passages) - len(targets), "control")
     if not targets:  # what is left of the text has none
         return f"; no targets, so that recitation is not measured; {controls} of {tokens}, held out"
     counts = sorted(passage.num_injections for passage in targets)
-    times = (
-        f"{'' if counts[0] == counts[-1] else f'{counts[0]:,} to '}{counted(counts[-1], 'time')}"
-    )
-    times = (
-        f"each injected {times}"
-        if isinstance(dataset, InjectedCorpusDataset)
-        else f"each {times} in the text"
-    )
+    times = counted(counts[-1], "time")
+    if counts[0] != counts[-1]:
+        times = f"{counts[0]:,} to {times}"
+    if isinstance(dataset, InjectedCorpusDataset):
+        times = f"each injected {times}"
+    else:
+        times = f"each {times} in the text"
     noisy = " with noise" if any(passage.changes for passage in targets) else ""
     return f"; {counted(len(targets), 'target')} of {tokens}, {times}{noisy}; {controls}, held out"

@@ -126,7 +126,9 @@ class ResumePoint:
         self._folder = folder
         self._keep_last_n = keep_last_n
         self._settings = settings
-        self._saved = {} if checkpoint is None else _read_process_file(checkpoint)
+        self._saved: dict[str, Any] = {}
+        if checkpoint is not None:
+            self._saved = _read_process_file(checkpoint)
         self._inputs: dict[str, Any] = {}
         self._random_states: dict[str, Any] = {}
         self.checkpoint = checkpoint  # the newest, which the run resumed from or has written
@@ -193,13 +195,11 @@ class ResumePoint:
                 shutil.rmtree(path)
             remove_leftovers(self._folder.parent)
             # A process that was killed after it had written the newest has not removed the oldest.
-            intact = [
-                checkpoint
-                for checkpoint in _checkpoints(self._folder)
-                if step_of(checkpoint) <= self.step
-            ]
-            for checkpoint in intact[self._keep_last_n :] if self.is_kept else []:
-                remove_folder(checkpoint)
+            if self.is_kept:
+                paths = _checkpoints(self._folder)
+                intact = [path for path in paths if step_of(path) <= self.step]
+                for path in intact[self._keep_last_n :]:
+                    remove_folder(path)
         if self.checkpoint is None:
             return
         try:
@@ -240,46 +240,53 @@ class ResumePoint:
         optimizer = _optimizer_state(state.model, state.optimizer)
         tensors = _without_shared_memory(_tensors(state.model, optimizer))
         local = {name: local_tensor(value) for name, value in tensors.items()}
-        files = split_torch_state_dict_into_shards(
-            local, max_shard_size=_FILE_BYTES
-        ).filename_to_tensors.values()
-        numbers = {name: number for number, names in enumerate(files, start=1) for name in names}
+        shards = split_torch_state_dict_into_shards(local, max_shard_size=_FILE_BYTES)
+        numbers: dict[str, int] = {}  # of the file of each tensor
+        for number, names in enumerate(shards.filename_to_tensors.values(), start=1):
+            numbers |= dict.fromkeys(names, number)
+        writer = HuggingFaceStorageWriter(str(folder), numbers, save_distributed=True)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=_ONE_PROCESS)
-            save(
-                tensors,
-                storage_writer=HuggingFaceStorageWriter(
-                    str(folder), numbers, save_distributed=True
-                ),
-            )
+            save(tensors, storage_writer=writer)
+
         # All other state: plain values and small tensors, which differ between processes.
-        groups = state.optimizer.param_groups
-        name, keys, *rest = cast(tuple[Any, ...], np.random.get_state())
+        optimizer_values = {
+            key: value for key, value in optimizer.items() if not isinstance(value, Tensor)
+        }
+        optimizer_groups = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in state.optimizer.param_groups
+        ]
+        lr_scheduler = None
+        if state.lr_scheduler is not None:
+            lr_scheduler = state.lr_scheduler.state_dict()
         content = {
             "inputs": self._inputs,
             "num_processes": world_size,
             "tensors": sorted(tensors),
             "optimizer_has_state": bool(optimizer),
-            "optimizer_values": {
-                key: value for key, value in optimizer.items() if not isinstance(value, Tensor)
-            },
-            "optimizer_groups": [
-                {key: value for key, value in group.items() if key != "params"} for group in groups
-            ],
-            "lr_scheduler": None if state.lr_scheduler is None else state.lr_scheduler.state_dict(),
+            "optimizer_values": optimizer_values,
+            "optimizer_groups": optimizer_groups,
+            "lr_scheduler": lr_scheduler,
             "scaler": state.scaler.state_dict(),
             "loss": {key: value.cpu() for key, value in state.loss.state_dict().items()},
             "tokens_seen": tokens_seen,
-            "random_states": {
-                "python": random.getstate(),
-                "numpy": (name, keys.tolist(), *rest),
-                "torch": torch.get_rng_state(),
-                "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
-            },
+            "random_states": _random_states(),
         }
         torch.save(content, folder / _PROCESS_FILE.format(rank))
         if is_main_process():
             OmegaConf.save(OmegaConf.create(self._settings), folder / _SETTINGS)
+
+
+def _random_states() -> dict[str, Any]:
+    """Return the states of all random generators of this process, as tensors and plain values."""
+    name, keys, *rest = cast(tuple[Any, ...], np.random.get_state())
+    return {
+        "python": random.getstate(),
+        "numpy": (name, keys.tolist(), *rest),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+    }
 
 
 def open_resume(cfg: FinetuneConfig, run: Run) -> ResumePoint:
@@ -297,21 +304,20 @@ def open_resume(cfg: FinetuneConfig, run: Run) -> ResumePoint:
     if not cfg.resume_from_checkpoint:
         return ResumePoint(folder, cfg.keep_last_n_checkpoints, settings, None)
     checkpoint, damages = newest_intact(folder)
-    before: Any = (
-        settings
-        if checkpoint is None
-        else OmegaConf.to_container(OmegaConf.load(checkpoint / _SETTINGS))
-    )
-    changed = differences(before, settings)
-    if changed:
-        raise SetupError(
-            f"{checkpoint} is of a run with other settings: {'; '.join(changed)}. Change them "
-            "back, or choose another output_dir for a new run"
-        )
+    if checkpoint is not None:
+        saved_settings: Any = OmegaConf.to_container(OmegaConf.load(checkpoint / _SETTINGS))
+        changed = differences(saved_settings, settings)
+        if changed:
+            raise SetupError(
+                f"{checkpoint} is of a run with other settings: {'; '.join(changed)}. Change them "
+                "back, or choose another output_dir for a new run"
+            )
     for damage in damages:
         print_once(f"{damage}; the previous one is used")
-    start = "there is no resume checkpoint yet: starting from the beginning"
-    print_once(start if checkpoint is None else f"resuming from {checkpoint}")
+    if checkpoint is None:
+        print_once("there is no resume checkpoint yet: starting from the beginning")
+    else:
+        print_once(f"resuming from {checkpoint}")
     return ResumePoint(folder, cfg.keep_last_n_checkpoints, settings, checkpoint)
 
 
@@ -321,16 +327,19 @@ def _settings_affecting_results(cfg: FinetuneConfig) -> dict[str, Any]:
     settings = {
         key: value for key, value in resolved.items() if key not in (*_FREE_KEYS, "batch_size")
     }
+
     # The folder of the run, which may have moved, has a fixed name in all values, not in keys.
     folder = re.escape(json.dumps(cfg.output_dir)[:-1])
     text = re.sub(f'{folder}(?=/|"[^:])', '"output_dir', json.dumps(settings))
-    # The number of processes may change as long as a mini-batch of all holds the same sequences.
-    world_size, _ = get_world_size_and_rank()
+
     # What follows from environment variables can be a secret: a digest of it is compared.
     written = OmegaConf.to_container(cast(DictConfig, cfg), resolve=False)
     settings = change_references(
         json.loads(text), written, lambda value, reference: f"{reference} ({digest(value)})"
     )
+
+    # The number of processes may change as long as a mini-batch of all holds the same sequences.
+    world_size, _ = get_world_size_and_rank()
     return {**settings, _MINI_BATCH: cfg.batch_size * world_size}
 
 
@@ -369,14 +378,15 @@ def _restore(folder: Path, saved: dict[str, Any], state: TrainState) -> dict[str
         )
     # Group settings last: the step that initializes the state may have changed a learning rate that
     # is a tensor.
-    for group, values in zip(
-        state.optimizer.param_groups, saved_here["optimizer_groups"], strict=True
-    ):
+    saved_groups = saved_here["optimizer_groups"]
+    for group, values in zip(state.optimizer.param_groups, saved_groups, strict=True):
         for key, value in values.items():
             if isinstance(group.get(key), Tensor):
                 group[key].copy_(value)
             else:
                 group[key] = value
+
+    # The schedule, and what belongs to each process.
     if state.lr_scheduler is not None:
         state.lr_scheduler.load_state_dict(saved_here["lr_scheduler"])
     state.scaler.load_state_dict(saved_here["scaler"])
@@ -386,20 +396,22 @@ def _restore(folder: Path, saved: dict[str, Any], state: TrainState) -> dict[str
         return random_states
 
     # On another number of processes a window is kept only if all processes had the same.
-    windows = [_read_process_file(folder, each)["loss"] for each in range(saved_world_size)]
-    has_window = all(
-        torch.equal(window[name], value)
-        for window in windows
-        for name, value in saved_here["loss"].items()
-    )
-    if has_window:
-        state.loss.load_state_dict(saved_here["loss"])
-    window = "the loss keeps its window" if has_window else "the loss starts with an empty window"
+    windows = [_read_process_file(folder, number)["loss"] for number in range(saved_world_size)]
+    window = saved_here["loss"]
+    if all(_are_equal(window, other) for other in windows):
+        state.loss.load_state_dict(window)
+        consequence = "the loss keeps its window"
+    else:
+        consequence = "the loss starts with an empty window"
     print_once(
         f"{folder} was written by {saved_world_size} process(es), this run has {world_size}: "
-        f"{window}, random states (dropout) are not restored, and sums are rounded differently"
+        f"{consequence}, random states (dropout) are not restored, and sums are rounded differently"
     )
     return {}
+
+
+def _are_equal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
+    return all(torch.equal(second[name], value) for name, value in first.items())
 
 
 def _tensors(model: nn.Module, optimizer_state: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -409,8 +421,10 @@ def _tensors(model: nn.Module, optimizer_state: Mapping[str, Any]) -> dict[str, 
     parameters = get_model_state_dict(model, options=StateDictOptions(ignore_frozen_params=True))
     tensors: dict[str, Any] = {f"model.{name}": value for name, value in parameters.items()}
     for name, value in optimizer_state.items():
-        if isinstance(value, Tensor):
-            tensors |= {name: value} if isinstance(value, DTensor) else plain_tensors(value, name)
+        if isinstance(value, DTensor):
+            tensors[name] = value
+        elif isinstance(value, Tensor):
+            tensors |= plain_tensors(value, name)
     return tensors
 
 
@@ -443,10 +457,8 @@ class _ListedFiles(FileSystem):
     """Limits PyTorch's reader to the files that the manifest lists."""
 
     def ls(self, path: str | os.PathLike[str]) -> list[str]:
-        return [
-            str(Path(path) / name)
-            for name in sorted(json.loads((Path(path) / _MANIFEST).read_bytes())["files"])
-        ]
+        manifest = json.loads((Path(path) / _MANIFEST).read_bytes())
+        return [str(Path(path) / name) for name in sorted(manifest["files"])]
 
 
 def newest_intact(folder: Path) -> tuple[Path | None, list[str]]:
@@ -506,8 +518,9 @@ def write_checkpoint(
                 f"{folder} is not the same folder for all processes: use a shared file system"
             )
         _on_each_process(partial(write_files, temporary))
-        parts = _on_each_process(partial(_describe_own_files, temporary))
-        files = {name: entry for part in parts for name, entry in part.items()}
+        files: dict[str, Any] = {}
+        for entries in _on_each_process(partial(_describe_own_files, temporary)):
+            files |= entries
         _on_each_process(finish, only_main=True)
     except OSError as error:
         raise TrainingError(f"resume checkpoint {final} could not be written: {error}") from error
@@ -544,6 +557,7 @@ def _described(path: Path) -> dict[str, Any]:
 
 
 def _own_share(names: Iterable[str]) -> list[str]:
+    """Return every n-th name: of a, b, c, d and e, the second of two processes has b and d."""
     world_size, rank = get_world_size_and_rank()
     return sorted(names)[rank::world_size]
 
@@ -584,10 +598,12 @@ def _on_each_process(work: Callable[[], Any], *, only_main: bool = False) -> lis
         failure = error
         cause = cause_of(error)
     outcomes = gather_objects((outcome, cause))
-    causes = [each for _, each in outcomes if each]
-    if causes:
-        raise OSError(causes[0]) from failure
-    return [result for results, _ in outcomes for result in results]
+    results = []
+    for results_of_process, cause in outcomes:
+        if cause:
+            raise OSError(cause) from failure
+        results += results_of_process
+    return results
 
 
 def _read_process_file(checkpoint: Path, rank: int = 0) -> dict[str, Any]:
