@@ -56,9 +56,9 @@ def recipe_main(user_cfg: DictConfig) -> list[list[str]]:
             cfg, run, total_steps, resume.step, resume.tokens_seen
         ) as progress:
             training.write_probe_files(cfg, dataset)
-            save = partial(
-                checkpointer.save_model if cfg.merge_adapter else checkpointer.save_adapter, model
-            )
+            save = partial(checkpointer.save_adapter, model)
+            if cfg.merge_adapter:
+                save = partial(checkpointer.save_model, model)
             training.train(
                 cfg, state, dataloader, run, progress, resume, save=save, monitor=monitor
             )

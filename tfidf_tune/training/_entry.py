@@ -55,12 +55,16 @@ def recipe(main: Callable[[DictConfig], list[list[str]] | None]) -> Callable[[],
     @wraps(main)
     def entry_point() -> None:
         hide_messages()
-        with ended_by(
-            ENDING, lambda name: None if name == "SIGINT" else print_once(f"ended by {name}")
-        ):
+        with ended_by(ENDING, _say_signal):
             _run(main)
 
     return entry_point
+
+
+def _say_signal(name: str) -> None:
+    """Name the signal that ends a process; who has pressed Ctrl-C knows it."""
+    if name != "SIGINT":
+        print_once(f"ended by {name}")
 
 
 def _run(main: Callable[[DictConfig], list[list[str]] | None]) -> None:
@@ -85,10 +89,8 @@ def _run(main: Callable[[DictConfig], list[list[str]] | None]) -> None:
         print("interrupted; the checkpoints written so far are complete", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
     except MemoryError as error:
-        _exit_with_error(
-            f"out of host memory{f' ({error})' if str(error) else ''}: use less text or a smaller "
-            f"model"
-        )
+        cause = f" ({error})" if str(error) else ""
+        _exit_with_error(f"out of host memory{cause}: use less text or a smaller model")
     except (errors.SetupError, OSError, RuntimeError) as error:
         if isinstance(error, errors.LostProcessError):
             _exit_after_lost_process(str(error))
@@ -109,6 +111,8 @@ def _run(main: Callable[[DictConfig], list[list[str]] | None]) -> None:
                 "processes"
             )
         raise
+
+    # The run is over. Its commands run when its memory is free again.
     if dist.is_initialized():
         dist.destroy_process_group()
     if commands:
@@ -118,9 +122,11 @@ def _run(main: Callable[[DictConfig], list[list[str]] | None]) -> None:
     alone = {name: value for name, value in os.environ.items() if not name.startswith(_OF_TORCHRUN)}
     for command in commands:
         print(f"$ {shlex.join(['tfidf-tune', *command])}", file=sys.stderr, flush=True)
-        ended = subprocess.run([*OWN_COMMAND, *command], env=alone, check=False)
-        if ended.returncode:
-            sys.exit(ended.returncode if ended.returncode > 0 else 128 - ended.returncode)
+        exit_code = subprocess.run([*OWN_COMMAND, *command], env=alone, check=False).returncode
+        if exit_code < 0:  # ended by a signal: -15 becomes 143
+            exit_code = 128 - exit_code
+        if exit_code:
+            sys.exit(exit_code)
 
 
 def _exit_with_error(message: str) -> NoReturn:
@@ -132,11 +138,9 @@ def _exit_with_error(message: str) -> NoReturn:
     claim_error_report()  # so that no process reports that this one is lost
     if not claim_error_report(message):
         sys.exit(1)
-    sys.exit(
-        visible(
-            f"error: {'' if is_main_process() else 'process ' + os.environ['RANK'] + ': '}{message}"
-        )
-    )
+    if not is_main_process():
+        message = f"process {os.environ['RANK']}: {message}"
+    sys.exit(visible(f"error: {message}"))
 
 
 def _exit_after_lost_process(message: str) -> NoReturn:

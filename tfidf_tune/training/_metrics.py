@@ -47,18 +47,19 @@ class JSONLinesLogger:
 
     def __init__(self, path: Path, *, last_step: int = 0) -> None:
         lines = path.read_bytes().splitlines() if path.is_file() else []
+        kept = [line + b"\n" for line in lines if _step_of(line) <= last_step]
         with atomic_file(path) as temporary:
-            temporary.write_bytes(
-                b"".join(line + b"\n" for line in lines if _step_of(line) <= last_step)
-            )
+            temporary.write_bytes(b"".join(kept))
         self.path = path
         self._file: IO[str] = path.open("a", encoding="utf-8")
 
     def log_dict(self, payload: Mapping[str, float], step: int) -> None:
         """Write and flush one line; NaN and infinity become null."""
-        values = {name: value if math.isfinite(value) else None for name, value in payload.items()}
+        entry: dict[str, float | None] = {"step": step}
+        for name, value in payload.items():
+            entry[name] = value if math.isfinite(value) else None
         try:
-            self._file.write(json.dumps({"step": step, **values}) + "\n")
+            self._file.write(json.dumps(entry) + "\n")
             self._file.flush()
         except OSError as error:
             raise TrainingError(f"{self.path} could not be written: {error}") from error
@@ -123,14 +124,12 @@ class ProgressLog:
         self._bar.update()
         if not self.is_due(step):
             return
+        values = dict(metrics)
         on_device = {name: value for name, value in metrics.items() if isinstance(value, Tensor)}
-        # One transfer for all: each would wait for the device.
-        numbers = (
-            torch.stack([value.double() for value in on_device.values()]).tolist()
-            if on_device
-            else []
-        )
-        values = {**metrics, **dict(zip(on_device, numbers, strict=True))}
+        if on_device:
+            # One transfer for all: each would wait for the device.
+            numbers = torch.stack([value.double() for value in on_device.values()]).tolist()
+            values |= zip(on_device, numbers, strict=True)
         num_processes, _ = get_world_size_and_rank()
         tokens_per_second = self._tokens / num_processes / (time.perf_counter() - self._start)
         values["tokens_per_second_per_gpu"] = tokens_per_second
@@ -184,10 +183,9 @@ def open_progress(
         metric_logger = instantiate(cfg, "metric_logger")
         # The config is the first file: with it a run that is started again knows that the others
         # are of a run.
+        text = OmegaConf.to_yaml(cast(DictConfig, cfg)) + default_arguments(cfg)
         with atomic_file(run.output_dir / CONFIG) as file:
-            file.write_text(
-                OmegaConf.to_yaml(cast(DictConfig, cfg)) + default_arguments(cfg), encoding="utf-8"
-            )
+            file.write_text(text, encoding="utf-8")
         metric_logger.log_config(loggable(cast(DictConfig, cfg)))
         loggers = [JSONLinesLogger(run.output_dir / METRICS, last_step=steps_done), metric_logger]
     memory_device = run.device if cfg.log_peak_memory_stats and run.device.type == "cuda" else None
@@ -237,10 +235,12 @@ class StepGuard:
         """
         recorded = self._recorded
         self._recorded = []
-        numbers = torch.stack([values for _, _, values in recorded]).tolist() if recorded else []
-        for (step, num_tokens, _), (is_finite, loss, grad_norm, weight_max) in zip(
-            recorded, numbers, strict=True
-        ):
+        if not recorded:
+            return
+        # One transfer for all steps.
+        rows = torch.stack([values for _, _, values in recorded]).tolist()
+        for (step, num_tokens, _), row in zip(recorded, rows, strict=True):
+            is_finite, loss, grad_norm, weight_max = row
             if num_tokens:
                 self._num_weightless = self._num_weightless + 1 if weight_max == 0 else 0
             if self._num_weightless == min(_MAX_IN_A_ROW, self.total_steps):
@@ -249,21 +249,18 @@ class StepGuard:
                     f"up to step {step}: set the weighting in `loss` to hold back less, or raise "
                     "batch_size"
                 )
-            self._num_skipped = 0 if is_finite else self._num_skipped + 1
-            if not is_finite:
-                self._report(
-                    f"loss {loss:g} and gradient norm {grad_norm:g} at step {step}",
-                    self.indices_of(step),
-                )
+            if is_finite:
+                self._num_skipped = 0
+            else:
+                self._num_skipped += 1
+                what = f"loss {loss:g} and gradient norm {grad_norm:g} at step {step}"
+                self._report(what, self.indices_of(step))
 
     def _report(self, what: str, indices: list[int]) -> None:
-        shown = ", ".join(map(str, indices[:_MAX_INDICES_SHOWN]))
-        more = (
-            f" and {len(indices) - _MAX_INDICES_SHOWN} more"
-            if len(indices) > _MAX_INDICES_SHOWN
-            else ""
-        )
-        what += f" (items {shown}{more} of the data set)"
+        items = ", ".join(str(index) for index in indices[:_MAX_INDICES_SHOWN])
+        if len(indices) > _MAX_INDICES_SHOWN:
+            items += f" and {len(indices) - _MAX_INDICES_SHOWN} more"
+        what += f" (items {items} of the data set)"
         if not self.skip:
             raise TrainingError(f"not finite: {what}: {_REMEDY}, or on_non_finite=skip")
         if self._num_skipped >= _MAX_IN_A_ROW:
@@ -280,10 +277,10 @@ def require_finite(model: nn.Module, step: int) -> None:
     }
     # Read at once.
     flags = torch.stack([local_tensor(value).isfinite().all() for value in trained.values()])
-    lost = next(
-        (name for name, is_finite in zip(trained, flags.tolist(), strict=True) if not is_finite),
-        None,
-    )
-    name = next((path for path in gather_objects(lost) if path), None)
-    if name:
-        raise TrainingError(f"{name} is not finite after step {step}: {_REMEDY}")
+    lost = []
+    for name, is_finite in zip(trained, flags.tolist(), strict=True):
+        if not is_finite:
+            lost.append(name)
+    lost_on_any = [names[0] for names in gather_objects(lost[:1]) if names]
+    if lost_on_any:
+        raise TrainingError(f"{lost_on_any[0]} is not finite after step {step}: {_REMEDY}")

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -51,29 +51,17 @@ def build_model(
     Raises:
         SetupError: If it cannot be built from these settings.
     """
-    takes_config = "hf_config" in signature_of("model", cfg.model["_component_"]).parameters
-    given = (
-        {"hf_config": getattr(checkpointer, "transformers_config", None)} if takes_config else {}
-    )
-    if given.get("hf_config", cfg) is None:
-        raise SetupError(
-            "config: model: it needs tfidf_tune.training.HFCheckpointer as the checkpointer"
-        )
+    given = {}
+    if "hf_config" in signature_of("model", cfg.model["_component_"]).parameters:
+        given["hf_config"] = getattr(checkpointer, "transformers_config", None)
+        if given["hf_config"] is None:
+            raise SetupError(
+                "config: model: it needs tfidf_tune.training.HFCheckpointer as the checkpointer"
+            )
     with set_default_dtype(run.dtype), torch.device("meta"):
         model: nn.Module = instantiate(cfg, "model", **given)
-    # Layers that the attention lacks, torchtune would ignore.
-    attention = (
-        model.get_submodule("layers.0.attn") if "lora_attn_modules" in cfg.model else nn.Module()
-    )
-    possible = sorted(
-        name for name, module in attention.named_children() if hasattr(module, "weight")
-    )
-    unknown = [name for name in cfg.model.get("lora_attn_modules", ()) if name not in possible]
-    if unknown:
-        raise SetupError(
-            f"config: model: lora_attn_modules names '{unknown[0]}', not of the model's "
-            f"attention; possible are {', '.join(possible)}"
-        )
+    if "lora_attn_modules" in cfg.model:
+        _check_attention_layers(model.get_submodule("layers.0.attn"), cfg.model.lora_attn_modules)
     if hasattr(model, "implementation"):
         print_once(f"model: {model.implementation}")
     if run.dtype is torch.float16:
@@ -85,6 +73,18 @@ def build_model(
             if is_adapter(name):  # scaled gradients need float32
                 parameter.data = parameter.data.float()
     return model
+
+
+def _check_attention_layers(attention: nn.Module, names: Sequence[str]) -> None:
+    """Refuse names of layers that an attention lacks, which torchtune would ignore."""
+    children = attention.named_children()
+    possible = sorted(name for name, module in children if hasattr(module, "weight"))
+    for name in names:
+        if name not in possible:
+            raise SetupError(
+                f"config: model: lora_attn_modules names '{name}', not of the model's attention; "
+                f"possible are {', '.join(possible)}"
+            )
 
 
 def require_no_lora(model: nn.Module) -> None:
@@ -119,11 +119,9 @@ def shard_model(model: nn.Module, cfg: FinetuneConfig, run: Run) -> None:
         return
     mesh = init_device_mesh(run.device.type, (dist.get_world_size(),))
     _check_shards_of_nf4(model, mesh.size())
-    offload = (
-        CPUOffloadPolicy(pin_memory=run.device.type == "cuda")
-        if cfg.fsdp_cpu_offload
-        else OffloadPolicy()
-    )
+    offload = OffloadPolicy()
+    if cfg.fsdp_cpu_offload:
+        offload = CPUOffloadPolicy(pin_memory=run.device.type == "cuda")
     precision = MixedPrecisionPolicy(
         FSDP_DTYPES[cfg.fsdp_param_dtype], FSDP_DTYPES[cfg.fsdp_reduce_dtype]
     )
@@ -142,10 +140,11 @@ def _check_shards_of_nf4(model: nn.Module, num_shards: int) -> None:
     for name, parameter in model.named_parameters():
         if is_4bit(parameter):
             raise SetupError(f"{name} is of bitsandbytes, which is not sharded: {_UNSHARDED}")
-        is_cut = parameter.shape[0] % num_shards or math.prod(parameter.shape) % (
-            NF4_MULTIPLE * num_shards
-        )
-        if isinstance(parameter, NF4Tensor) and is_cut:
+        if not isinstance(parameter, NF4Tensor):
+            continue
+        # A shard has whole rows, and whole blocks of weights with one scale.
+        num_weights = math.prod(parameter.shape)
+        if parameter.shape[0] % num_shards or num_weights % (NF4_MULTIPLE * num_shards):
             raise SetupError(
                 f"NF4 weight {name}, of {tuple(parameter.shape)}, blocks of {NF4_MULTIPLE}, "
                 f"cannot be cut into {num_shards} shards: {_UNSHARDED}"
@@ -222,11 +221,12 @@ def prepare_head(model: nn.Module, loss: WeightedCrossEntropyLoss) -> str | None
 
 
 def _head_input(head: Any, hidden: Tensor) -> HeadInput:
-    weight, bias = (
-        (head.tied_module.weight, None)
-        if isinstance(head, TiedLinear)
-        else (head.weight, head.bias)
-    )
+    if isinstance(head, TiedLinear):
+        weight = head.tied_module.weight
+        bias = None
+    else:
+        weight = head.weight
+        bias = head.bias
     # Under autocast norms give float32, which the output projection would cast.
     return HeadInput(hidden.to(weight.dtype), weight, bias)
 
@@ -255,12 +255,9 @@ def _initial_adapters(model: nn.Module, device: torch.device) -> Iterator[tuple[
     for name, parameter in parameters_by_name(model).items():
         if is_adapter(name):
             weight = torch.zeros(parameter.shape, dtype=parameter.dtype, device=device)
-            yield (
-                name,
+            if ".lora_a." in name.lower():
                 nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
-                if ".lora_a." in name.lower()
-                else weight,
-            )
+            yield name, weight
 
 
 def _build_rope_tables(model: nn.Module, device: torch.device) -> None:
@@ -278,11 +275,9 @@ def _check_token_ids(embeddings: Any, inputs: tuple[Tensor]) -> None:
     has to do.
     """
     (tokens,) = inputs
-    unknown: Any = (
-        tokens[(tokens < 0) | (tokens >= embeddings.num_embeddings)]
-        if tokens.device.type == "cpu"
-        else ()
-    )
+    if tokens.device.type != "cpu":
+        return
+    unknown = tokens[(tokens < 0) | (tokens >= embeddings.num_embeddings)]
     if len(unknown):
         raise TrainingError(
             f"the data set has the token id {int(unknown[0])}, the model embeddings for the ids 0 "

@@ -106,12 +106,10 @@ def build_monitor(
         }
         bos = section.bos
         if bos == "auto":
-            bos = known_bos(
-                tokenizer, written_bos(OmegaConf.to_container(cfg.dataset, resolve=True))
-            )
-        probe = MemorizationProbe(
-            read_passages(cfg, dataset, section.probe_file), tokenizer, bos=bos, **settings
-        )
+            data_sections = OmegaConf.to_container(cfg.dataset, resolve=True)
+            bos = known_bos(tokenizer, written_bos(data_sections))
+        passages = read_passages(cfg, dataset, section.probe_file)
+        probe = MemorizationProbe(passages, tokenizer, bos=bos, **settings)
         longest = probe.num_positions
         limit = cast(int, model.max_seq_len)
         if longest > limit:
@@ -146,11 +144,15 @@ class PreparedModel:
         self, prompts: Sequence[Sequence[int]], num_tokens: Sequence[int]
     ) -> list[list[int]]:
         """Continue each prompt greedily by its number of tokens."""
-        sizes = len(prompts), most_positions(prompts, num_tokens)
-        with _cached(self.model, *sizes, device=self.device, dtype=self.cache_dtype) as run:
-            return decode_greedily(
-                lambda ids: _last_logits(run(ids), 1), prompts, num_tokens, device=self.device
-            )
+        num_positions = most_positions(prompts, num_tokens)
+        with _cached(
+            self.model, len(prompts), num_positions, device=self.device, dtype=self.cache_dtype
+        ) as run:
+
+            def next_logits(ids: Tensor) -> Tensor:
+                return _last_logits(run(ids), 1)
+
+            return decode_greedily(next_logits, prompts, num_tokens, device=self.device)
 
 
 @contextmanager
@@ -161,21 +163,32 @@ def _cached(
     if isinstance(model, HFCausalLM):
         yield partial(model, past_key_values=DynamicCache(config=cast(Any, model.hf.config)))
         return
-    may_attend = torch.ones(num_positions, num_positions, dtype=torch.bool, device=device).tril()
-    positions = torch.arange(num_positions, device=device)
-    start = 0
-
-    def run(tokens: Tensor) -> Any:
-        nonlocal start
-        new = slice(start, start := start + tokens.shape[1])
-        mask = may_attend[new].expand(num_rows, -1, -1)
-        input_pos = positions[new].expand(num_rows, -1)
-        return model(tokens, mask=mask, input_pos=input_pos)
-
     with local_kv_cache(
         model, batch_size=num_rows, decoder_max_seq_len=num_positions, device=device, dtype=dtype
     ):
-        yield run
+        yield _NextTokens(model, num_rows, num_positions, device)
+
+
+class _NextTokens:
+    """Runs the next tokens of rows through a model of torchtune with a KV cache."""
+
+    def __init__(
+        self, model: nn.Module, num_rows: int, num_positions: int, device: torch.device
+    ) -> None:
+        everything = torch.ones(num_positions, num_positions, dtype=torch.bool, device=device)
+        self._model = model
+        self._num_rows = num_rows
+        self._may_attend = everything.tril()
+        self._positions = torch.arange(num_positions, device=device)
+        self._num_done = 0
+
+    def __call__(self, tokens: Tensor) -> Any:
+        end = self._num_done + tokens.shape[1]
+        new = slice(self._num_done, end)
+        self._num_done = end
+        mask = self._may_attend[new].expand(self._num_rows, -1, -1)
+        input_pos = self._positions[new].expand(self._num_rows, -1)
+        return self._model(tokens, mask=mask, input_pos=input_pos)
 
 
 def _last_logits(output: Any, num_last: int) -> Tensor:

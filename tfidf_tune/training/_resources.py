@@ -58,43 +58,42 @@ def check_resources(
         SetupError: If the optimizer or its schedule cannot be built, takes no step, or cannot be
             saved, or the checkpoints do not fit on the disk.
     """
+    # Weights and optimizer state.
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     num_trained = sum(parameter.numel() for parameter in trained)
-    num_frozen = sum(
-        dequantize_4bit(p, "meta").numel() for p in model.parameters() if not p.requires_grad
-    )
-    optimizer_bytes = round(
-        _bytes_per_weight(cfg, next((p.dtype for p in trained), run.dtype), run) * num_trained
-    )
-    world_size, _ = get_world_size_and_rank()
-    print_once(
+    num_frozen = _num_weights(model) - num_trained
+    dtype = trained[0].dtype if trained else run.dtype
+    optimizer_bytes = round(_bytes_per_weight(cfg, dtype, run) * num_trained)
+    text = (
         f"{num_trained:,} parameters are trained, {num_frozen:,} frozen: weights "
         f"{format_bytes(_num_bytes(model.parameters()))}, optimizer state "
         f"{format_bytes(optimizer_bytes)}"
-        f"{f', over {world_size} processes' if world_size > 1 else ''}"
     )
+    world_size, _ = get_world_size_and_rank()
+    if world_size > 1:
+        text += f", over {world_size} processes"
+    print_once(text)
 
-    # A milestone is a model or an adapter, with its tokenizer; a resume checkpoint, what is trained
-    # and its optimizer.
+    # A milestone is a model or an adapter, with its tokenizer. A threshold of the monitor adds the
+    # checkpoint that it keeps, or the checkpoint that it ends the run with.
     saves_adapters = LoRASettings.of(model) is not None and not getattr(cfg, "merge_adapter", False)
-    saved = [
-        dequantize_4bit(p, "meta")
-        for n, p in model.named_parameters()
-        if is_adapter(n) == saves_adapters
-    ]
-    size = sum(p.numel() * p.dtype.itemsize for p in saved) + getattr(
-        checkpointer, "companion_bytes", 0
-    )
-    # A threshold of the monitor adds the checkpoint that it keeps, or the checkpoint that it ends
-    # the run with.
-    has_threshold = (
-        cfg.memorization_monitor is not None and cfg.memorization_monitor.stop_above is not None
-    )
-    number = len(set(cfg.save_at_percent)) + has_threshold
+    size = getattr(checkpointer, "companion_bytes", 0)
+    for name, parameter in model.named_parameters():
+        if is_adapter(name) == saves_adapters:
+            weight = dequantize_4bit(parameter, "meta")
+            size += weight.numel() * weight.dtype.itemsize
+    number = len(set(cfg.save_at_percent))
+    monitor = cfg.memorization_monitor
+    if monitor is not None and monitor.stop_above is not None:
+        number += 1
+    needed = number * size
+
+    # A resume checkpoint is what is trained and its optimizer. While the newest is written, the
+    # disk holds one more than are kept.
     number_to_resume = cfg.keep_last_n_checkpoints
     size_to_resume = _num_bytes([*trained, *loss.state_dict().values()]) + optimizer_bytes
-    # While the newest checkpoint is written, the disk holds one more than are kept.
-    needed = number * size + (number_to_resume + 1) * size_to_resume * (number_to_resume > 0)
+    if number_to_resume > 0:
+        needed += (number_to_resume + 1) * size_to_resume
     free = shutil.disk_usage(nearest_folder(run.output_dir)).free
     if needed > free:
         raise SetupError(
@@ -110,44 +109,49 @@ def _bytes_per_weight(cfg: FinetuneConfig, dtype: torch.dtype, run: Run) -> floa
     cannot hold.
     """
     component = cfg.optimizer["_component_"]
+    where = f"config: optimizer: {component}"
     # The dummy is sharded as the run's weights are, because some optimizers cannot update shards;
     # only for PyTorch's optimizers, because others may take long to compile.
     weight = torch.zeros(_DUMMY_SHAPE, dtype=dtype, device=run.device)
-    is_sharded = dist.is_initialized() and find_component(
-        "optimizer", component
-    ).__module__.startswith("torch.optim.")
-    if is_sharded:
+    module = find_component("optimizer", component).__module__
+    if dist.is_initialized() and module.startswith("torch.optim."):
         mesh = init_device_mesh(run.device.type, (dist.get_world_size(),))
         weight = distribute_tensor(weight, mesh, [Shard(0)], src_data_rank=None)
+        where += (
+            ", which has to update parameters that FSDP2 has sharded: set fused=False, or take "
+            "torch.optim.AdamW"
+        )
     dummy = nn.Parameter(weight)
     optimizer, _ = build_optimizer(cfg, [dummy], total_steps=1)
     dummy.grad = torch.zeros_like(dummy)
-    reason = (
-        ", which has to update parameters that FSDP2 has sharded: set fused=False, or take "
-        "torch.optim.AdamW"
-    )
-    with setup_errors(f"config: optimizer: {component}{reason if is_sharded else ''}"):
+    with setup_errors(where):
         optimizer.step()
     state = [
-        value
+        local_tensor(value)
         for value in optimizer.state[dummy].values()
         if isinstance(value, Tensor) and value.dim()
     ]
-    plain = [local_tensor(value) for value in state]
-    quantized = next(
-        (type(value).__name__ for value in plain if is_traceable_wrapper_subclass(value)), None
-    )
+    quantized = [type(value).__name__ for value in state if is_traceable_wrapper_subclass(value)]
     if quantized and dist.is_initialized() and cfg.keep_last_n_checkpoints:
         raise SetupError(
-            f"config: optimizer: {component} keeps its state as {quantized}, which a sharded "
+            f"config: optimizer: {component} keeps its state as {quantized[0]}, which a sharded "
             "resume checkpoint cannot hold: choose another optimizer, one process, or "
             "keep_last_n_checkpoints=0"
         )
-    return _num_bytes(plain) / local_tensor(dummy).numel()
+    return _num_bytes(state) / local_tensor(dummy).numel()
 
 
 def _num_bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(plain.nbytes for tensor in tensors for plain in plain_tensors(tensor).values())
+    size = 0
+    for tensor in tensors:
+        for part in plain_tensors(tensor).values():
+            size += part.nbytes
+    return size
+
+
+def _num_weights(model: nn.Module) -> int:
+    """Count the weights of a model; a tensor of 4 bits holds two in an element."""
+    return sum(dequantize_4bit(parameter, "meta").numel() for parameter in model.parameters())
 
 
 def format_bytes(size: int) -> str:
@@ -163,24 +167,27 @@ def print_least_time(
     rate on this device.
 
     A token takes two operations for each weight in the forward pass and two in the backward pass,
-    and two more for each weight that is trained.
+    and two more for each weight that is trained: 6 billion for a model of a billion weights, all
+    trained, so that 100,000 tokens take a minute at 10 TFLOPS.
     """
     if not is_main_process():
         return
-    num_weights = sum(
-        dequantize_4bit(parameter, "meta").numel() for parameter in model.parameters()
-    )
-    num_trained = sum(
-        parameter.numel() for parameter in model.parameters() if parameter.requires_grad
-    )
-    items = [dataset[index] for index in range(0, len(dataset), max(1, len(dataset) // _SAMPLE))]
-    if not all(
-        isinstance(item, Mapping) and "tokens" in item for item in items
-    ):  # of a data set of the user
-        return
-    tokens_of_sequence = sum(len(item["tokens"]) for item in items) / len(items)
-    num_tokens = cfg.batch_size * cfg.gradient_accumulation_steps * tokens_of_sequence * num_steps
-    seconds = (4 * num_weights + 2 * num_trained) * num_tokens / _operations_per_second(run)
+    # The tokens, by the mean length of some sequences.
+    step_size = max(1, len(dataset) // _SAMPLE)
+    lengths = []
+    for index in range(0, len(dataset), step_size):
+        item = dataset[index]
+        if not isinstance(item, Mapping) or "tokens" not in item:  # of a data set of the user
+            return
+        lengths.append(len(item["tokens"]))
+    num_sequences = cfg.batch_size * cfg.gradient_accumulation_steps * num_steps
+    num_tokens = num_sequences * sum(lengths) / len(lengths)
+
+    # The operations, and the time that they take.
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    num_trained = sum(parameter.numel() for parameter in trained)
+    operations = (4 * _num_weights(model) + 2 * num_trained) * num_tokens
+    seconds = operations / _operations_per_second(run)
     print_once(f"Time: at least {format_seconds(seconds)}, by the products of matrices alone")
 
 
@@ -202,10 +209,9 @@ def _operations_per_second(run: Run) -> float:
 def format_seconds(seconds: float) -> str:
     """Format a time as seconds, minutes, hours or days, to two digits."""
     for unit, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
-        if seconds >= 2 * size:
-            return (
-                f"{seconds / size:.2g} {unit}"
-                if seconds < 10 * size
-                else f"{seconds / size:,.0f} {unit}"
-            )
+        number = seconds / size
+        if number >= 10:
+            return f"{number:,.0f} {unit}"
+        if number >= 2:
+            return f"{number:.2g} {unit}"
     return f"{max(1, round(seconds))} seconds"

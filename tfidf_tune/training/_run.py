@@ -74,17 +74,12 @@ def open_run(cfg: FinetuneConfig) -> Iterator[Run]:
         with errors.setup_errors():
             dtype = training.get_dtype(cfg.dtype, device=device)
             # Features of FSDP2 need a process group even on one process.
-            if (
-                started_processes() > 1
-                or cfg.fsdp_cpu_offload
-                or cfg.fsdp_param_dtype
-                or cfg.fsdp_reduce_dtype
-            ):
+            uses_fsdp = cfg.fsdp_cpu_offload or cfg.fsdp_param_dtype or cfg.fsdp_reduce_dtype
+            if started_processes() > 1 or uses_fsdp:
                 connect_processes(device)
             # Each process has its own seed, this one plus its rank: dropout differs between them.
-            run = Run(
-                device, dtype, training.set_seed(seed=cfg.seed), output_dir, cfg.fsdp_cpu_offload
-            )
+            seed = training.set_seed(seed=cfg.seed)
+            run = Run(device, dtype, seed, output_dir, cfg.fsdp_cpu_offload)
         yield run
 
 
@@ -106,6 +101,8 @@ def _say_what_is_repeated(cfg: FinetuneConfig) -> None:
 def milestone_steps(percents: Sequence[int], total_steps: int) -> dict[int, int]:
     """Return the milestones, in percent, by the step that writes them; a step of a short run has
     only its last.
+
+    Of 3 steps and the milestones 25, 30, 50 and 100, the first step writes 30, the second 50.
     """
     return {-(-total_steps * percent // 100): percent for percent in sorted(set(percents))}
 

@@ -34,7 +34,9 @@ class _Kind(NamedTuple):
         """Refuse a component that lacks something; attributes of a class are known when it is
         built.
         """
-        needed = self.methods if inspect.isclass(component) else (*self.methods, *self.attributes)
+        needed = list(self.methods)
+        if not inspect.isclass(component):
+            needed += self.attributes
         lacking = [name for name in needed if not hasattr(component, name)]
         if lacking:
             raise SetupError(
@@ -124,14 +126,14 @@ def default_arguments(cfg: Any) -> str:
     comments = []
     for key in COMPONENTS:
         for where, section in sections(key, getattr(cfg, key)):
-            # Only a schedule may be null.
-            for place, part in (
-                [] if section is None else [(where, section), *_parts_of(where, section)]
-            ):
-                for name, parameter in signature_of(place, part["_component_"]).parameters.items():
+            if section is None:  # only a schedule may be null
+                continue
+            for part_key, part in [(where, section), *_parts_of(where, section)]:
+                parameters = signature_of(part_key, part["_component_"]).parameters
+                for name, parameter in parameters.items():
                     if name not in part and isinstance(parameter.default, _PLAIN):
-                        comments.append(f"# {place}.{name}: {json.dumps(parameter.default)}\n")
-    return "".join([DEFAULTS, *comments] if comments else [])
+                        comments.append(f"# {part_key}.{name}: {json.dumps(parameter.default)}\n")
+    return DEFAULTS + "".join(comments) if comments else ""
 
 
 def find_component(where: str, path: Any) -> Any:
@@ -167,14 +169,13 @@ def _check_component(where: str, section: Any, handed_over: Sequence[str] = ()) 
     given: dict[str, Any] = {
         str(name): value for name, value in section.items() if name != "_component_"
     }
+    from_recipe = [name for name in handed_over if name in signature.parameters]
     try:
-        signature.bind(
-            **{name: None for name in handed_over if name in signature.parameters} | given
-        )
+        signature.bind(**dict.fromkeys(from_recipe) | given)
     except TypeError as error:
-        arguments = ", ".join(name for name in signature.parameters if name not in handed_over)
+        arguments = [name for name in signature.parameters if name not in handed_over]
         raise SetupError(
-            f"config: {where}: {path}: {error}; its arguments are {arguments or 'none'}"
+            f"config: {where}: {path}: {error}; its arguments are {', '.join(arguments) or 'none'}"
         ) from error
     for name, value in given.items():
         if isinstance(value, float) and not math.isfinite(value):
@@ -197,11 +198,9 @@ def _build(where: str, section: Any, *args: Any, builds_parts: bool, **kwargs: A
     shown: Any = OmegaConf.to_container(section, resolve=False)
     del shown["_component_"]
     if builds_parts:
-        given |= {
-            name: _build(f"{where}.{name}", part, builds_parts=True)
-            for name, part in section.items()
-            if OmegaConf.is_dict(part) and "_component_" in part
-        }
+        for name, part in section.items():
+            if OmegaConf.is_dict(part) and "_component_" in part:
+                given[name] = _build(f"{where}.{name}", part, builds_parts=True)
     with setup_errors(f"config: {where}", shown):
         return find_component(where, path)(*args, **given | kwargs)
 
@@ -218,12 +217,11 @@ def check_loss(cfg: Any) -> None:
     """Raise a SetupError for an objective that cannot be built; components of the user are not
     called here.
     """
-    parts = [("loss", cfg.loss), *_parts_of("loss", cfg.loss)]
-    if all(
-        find_component(where, part["_component_"]).__module__.startswith("tfidf_tune.")
-        for where, part in parts
-    ):
-        build_loss(cfg)
+    for where, part in [("loss", cfg.loss), *_parts_of("loss", cfg.loss)]:
+        component = find_component(where, part["_component_"])
+        if not component.__module__.startswith("tfidf_tune."):
+            return
+    build_loss(cfg)
 
 
 def build_optimizer(

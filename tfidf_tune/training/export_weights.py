@@ -74,20 +74,21 @@ def export_weights(
     num_steps = count_steps(cfg, dataloader)
 
     def rows() -> Iterator[dict[str, Any]]:
-        for step, batches in enumerate(
-            islice(data.step_batches(cfg, dataloader), num_steps), start=1
-        ):
+        steps = islice(data.step_batches(cfg, dataloader), num_steps)
+        for step, batches in enumerate(steps, start=1):
             first_pass = step <= data.steps_per_epoch(cfg, dataloader)
             for batch in data.agree_on_step(batches).batches:
                 labels = batch["labels"]
                 unpadded = batch[data.UNPADDED_TOKENS]
                 weights = loss.weighting(TokenBatch(labels, None, unpadded, first_pass=first_pass))
-                lists = {"tokens": batch["tokens"], "labels": labels, "weights": weights}
                 # The first token of a sequence is no label.
-                for row, length in enumerate((1 + (unpadded >= 0).sum(-1)).tolist()):
+                lengths = 1 + (unpadded >= 0).sum(-1)
+                for row, length in enumerate(lengths.tolist()):
                     yield {
                         "step": step,
-                        **{name: values[row, :length].numpy() for name, values in lists.items()},
+                        "tokens": batch["tokens"][row, :length].numpy(),
+                        "labels": labels[row, :length].numpy(),
+                        "weights": weights[row, :length].numpy(),
                     }
 
     def write_weights(path: Path) -> None:
