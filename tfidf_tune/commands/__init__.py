@@ -71,10 +71,8 @@ def key_values(text: str) -> dict[str, Any]:
     text.
     """
     try:
-        return {
-            key: _value(value)
-            for key, value in (part.split("=", maxsplit=1) for part in text.split(","))
-        }
+        pairs = [part.split("=", maxsplit=1) for part in text.split(",")]
+        return {key: _value(value) for key, value in pairs}
     except ValueError as error:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not of the form KEY=VALUE,KEY=VALUE"

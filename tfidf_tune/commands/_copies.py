@@ -51,9 +51,11 @@ def copies_report(
     ):
         if stretches:
             tables.append(_largest(name, title, stretches))
+    names = [Path(source).name for source in sources]
+    advice = [str(each) for each in advice_for(found.repeats)]
     return Report(
-        title=f"What repeats in {', '.join(Path(source).name for source in sources)}",
-        verdict=" ".join(map(str, advice_for(found.repeats))),
+        title=f"What repeats in {', '.join(names)}",
+        verdict=" ".join(advice),
         tables=tables,
         provenance=provenance,
     )
@@ -75,16 +77,10 @@ def _overview(found: RepeatedText) -> Table:
         rows.append((what, number, 100 * number / max(1, found.documents)))
     inside = 100 * found.copied_bytes_inside / max(1, found.num_bytes)
     num_stretches = sum(group.stretches for group in found.by_copies)
-    rows.append(
-        (f"Stretches of {LEAST_TOKENS} tokens or more that occur again", num_stretches, inside)
-    )
-    rows.append(
-        (
-            "Bytes that are a copy, of documents or stretches",
-            found.copied_bytes,
-            100 * found.copied_share,
-        )
-    )
+    what = f"Stretches of {LEAST_TOKENS} tokens or more that occur again"
+    rows.append((what, num_stretches, inside))
+    what = "Bytes that are a copy, of documents or stretches"
+    rows.append((what, found.copied_bytes, 100 * found.copied_share))
     frame = pd.DataFrame(rows, columns=["what", "number", "share"])
     notes = [
         f"A near copy has a Jaccard similarity of {USUAL.threshold:g} or more of "
@@ -105,12 +101,11 @@ def _overview(found: RepeatedText) -> Table:
 def _by_copies(found: RepeatedText) -> Table:
     rows = []
     for group in found.by_copies:
-        copies = (
-            f"{group.least:,}"
-            if group.least == group.most
-            else f"{group.least:,} to {group.most:,}"
-        )
-        rows.append((copies, group.stretches, 100 * group.copied_bytes / max(1, found.num_bytes)))
+        copies = f"{group.least:,}"
+        if group.most != group.least:
+            copies = f"{group.least:,} to {group.most:,}"
+        share = 100 * group.copied_bytes / max(1, found.num_bytes)
+        rows.append((copies, group.stretches, share))
     frame = pd.DataFrame(rows, columns=["copies", "number", "share"])
     columns = [
         ("Copies", "copies", ""),

@@ -58,29 +58,30 @@ def _print_document(tokenizer: Any, number: int, document: Document) -> None:
         whole = decode_whole(tokenizer, tokens[:end])
         text = visible(whole[len(before) :])
         before = whole
-        style = "bold green" if learned else "dim"
-        shown.append(
-            f"[[{text}]]" if learned and not is_colored else text, style if is_colored else None
-        )
+        if is_colored:
+            shown.append(text, "bold green" if learned else "dim")
+        else:
+            shown.append(f"[[{text}]]" if learned else text)
     console.print(shown, soft_wrap=True)
 
 
 def _counts(dataset: Any) -> str:
     num_items = len(dataset)
     step = -(-num_items // _MOST_COUNTED)
-    counts = [
-        (len(tokens), sum(is_learned))
-        for tokens, is_learned in _documents(dataset, range(0, num_items, step))
-    ]
-    lengths = sorted(length for length, _ in counts)
+    lengths = []
+    num_learned = 0
+    for tokens, is_learned in _documents(dataset, range(0, num_items, step)):
+        lengths.append(len(tokens))
+        num_learned += sum(is_learned)
+    lengths.sort()
     num_tokens = sum(lengths)
+    median = lengths[len(lengths) // 2]
     is_packed = "seq_lens" in dataset[0]
     sampled = f", one in {step} of which was counted" if step > 1 else ""
-    of = f" in {counted(len(counts), 'example')}" if is_packed else ""
+    items = counted(num_items, "packed row" if is_packed else "example")
+    in_examples = f" in {counted(len(lengths), 'example')}" if is_packed else ""
     return (
-        f"\n{counted(num_items, 'packed row' if is_packed else 'example')}{sampled}: "
-        f"{num_tokens:,} tokens{of}, "
-        f"{sum(learned for _, learned in counts) / num_tokens:.1%} of them learned; "
-        f"{lengths[0]:,} to {lengths[-1]:,} tokens in an example, median "
-        f"{lengths[len(lengths) // 2]:,}"
+        f"\n{items}{sampled}: {num_tokens:,} tokens{in_examples}, {num_learned / num_tokens:.1%} "
+        f"of them learned; {lengths[0]:,} to {lengths[-1]:,} tokens in an example, median "
+        f"{median:,}"
     )

@@ -90,13 +90,15 @@ def frequency_bands(labels: pd.DataFrame) -> pd.DataFrame:
     """Compare the 10 most frequent label tokens of a text, the 11th to 100th, the 101st to 1000th
     and the rest.
     """
-    order = labels.groupby("id").size().sort_values(ascending=False, kind="stable").index
-    rank = labels["id"].map(pd.Series(range(1, len(order) + 1), index=order))
+    frequencies = labels.groupby("id").size()
+    order = frequencies.sort_values(ascending=False, kind="stable").index
+    ranks = pd.Series(range(1, len(order) + 1), index=order)
     last = [*(edge for edge in _BAND_EDGES if edge < len(order)), len(order)]
-    groups = labels.groupby(np.searchsorted(last, rank))
-    table = pd.DataFrame(
-        {"frequency rank": [f"{a + 1} to {b}" for a, b in zip([0, *last], last, strict=False)]}
-    )
+    band = np.searchsorted(last, labels["id"].map(ranks))
+    groups = labels.groupby(band)
+    first = [1, *(rank + 1 for rank in last[:-1])]
+    names = [f"{start} to {end}" for start, end in zip(first, last, strict=True)]
+    table = pd.DataFrame({"frequency rank": names})
     table["% of tokens"] = 100 * groups.size() / len(labels)
     for form, column in WEIGHTS.items():
         table[f"% of weight, {form}"] = 100 * groups[column].sum() / labels[column].sum()
@@ -111,10 +113,11 @@ def token_texts(tokenizer: "HFTokenizer", token_ids: IntArray) -> dict[int, str]
     # the first token.
     anchor = tokenizer.encode("a", add_bos=False, add_eos=False)
     before = tokenizer.decode(anchor, skip_special_tokens=False)
-    return {
-        token: tokenizer.decode([*anchor, token], skip_special_tokens=False)[len(before) :]
-        for token in np.unique(token_ids).tolist()
-    }
+    texts = {}
+    for token in np.unique(token_ids).tolist():
+        text = tokenizer.decode([*anchor, token], skip_special_tokens=False)
+        texts[token] = text[len(before) :]
+    return texts
 
 
 def shown_tokens(

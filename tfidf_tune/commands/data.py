@@ -124,8 +124,11 @@ def _copies(options: argparse.Namespace) -> None:
     require_report_folder(folder)
     runner = task_runner(options)
     files = sources.tasks_of(options.texts)
+    fingerprints = {}
+    for file in files:
+        fingerprints[file] = sources.source_fingerprint(file, column=options.column)
     arguments = {
-        "texts": {file: sources.source_fingerprint(file, column=options.column) for file in files},
+        "texts": fingerprints,
         "column": options.column,
         "sample_by": options.sample_by,
         "tokenizer": options.tokenizer,
@@ -190,10 +193,12 @@ def _dedup(options: argparse.Namespace) -> None:
     for unit in ("documents", "characters"):
         whole = report[unit]
         kept = report[f"kept_{unit}"]
-        share = f" ({(whole - kept) / whole:.1%})" if whole else ""
-        say(f"{unit.capitalize()}: {whole:,} read, {whole - kept:,} removed{share}, {kept:,} kept.")
+        removed = whole - kept
+        share = f" ({removed / whole:.1%})" if whole else ""
+        say(f"{unit.capitalize()}: {whole:,} read, {removed:,} removed{share}, {kept:,} kept.")
     for cluster in report["largest_clusters"]:
-        say(f"  {cluster['documents']:>7,} copies of: {' '.join(cluster['beginning'].split())} ...")
+        beginning = " ".join(cluster["beginning"].split())
+        say(f"  {cluster['documents']:>7,} copies of: {beginning} ...")
     say(f"Written: {options.output}, with report.json")
 
 

@@ -135,22 +135,19 @@ def main(arguments: list[str]) -> None:
     )
     texts = token_texts(tokenizer, blocks)
     decode = partial(tokenizer.decode, skip_special_tokens=False)
-    shown = [
-        shown_tokens(tokens, block, texts, decode)
-        for block in _chosen_blocks(tokens, options, len(blocks))
-    ]
-    order = (
-        f"shuffled as in the first epoch of a run with seed {options.seed}"
-        if options.shuffle
-        else "as in the text"
-    )
+    chosen = _chosen_blocks(tokens, options, len(blocks))
+    shown = [shown_tokens(tokens, block, texts, decode) for block in chosen]
+    order = "as in the text"
+    if options.shuffle:
+        order = f"shuffled as in the first epoch of a run with seed {options.seed}"
+    sizes = f"{len(blocks)} of {options.block_size} tokens, {options.batch_size} a mini-batch"
+    max_weight = "none" if options.max_weight is None else f"{options.max_weight:g}"
     settings = {
         "text": ", ".join(options.files),
         "tokenizer": options.tokenizer,
-        "blocks": f"{len(blocks)} of {options.block_size} tokens, {options.batch_size} a "
-        f"mini-batch, {order}",
+        "blocks": f"{sizes}, {order}",
         "tf, num_batches": f"{options.tf}, {options.num_batches}",
-        "max_weight": "none" if options.max_weight is None else f"{options.max_weight:g}",
+        "max_weight": max_weight,
     }
     report = weights_report(
         tokens, options.tf, num_batches=options.num_batches, provenance=settings
