@@ -74,31 +74,23 @@ _COMPARED = (
 )
 _INTERVALS = (
     "Intervals are at 95 %, Student's t over seeds; there is none from a single one. Differences "
-    "are paired by seed. "
-    "The intervals of an LMS difference and of targets minus controls cover the choice of passages "
-    "too, if they were "
-    "kept one by one; the others do not."
+    "are paired by seed. The intervals of an LMS difference and of targets minus controls cover "
+    "the choice of passages too, if they were kept one by one; the others do not."
 )
 _BEYOND = "A better learning rate may lie beyond the range that was tried."
 _VERDICTS_EXPLAINED = (
     "Better: LMS and perplexity are lower, or the interval of the perplexity ends at 0: it recites "
-    "less at a "
-    "perplexity that is not higher. Worse: the mirror image. Lower and higher: the interval lies "
-    "below or above 0, and "
-    "p (Holm), corrected for all comparisons of LMS and perplexity of the model in this table, is "
-    "below 0.05; unclear: "
-    "neither, which does not show the two to be equal."
+    "less at a perplexity that is not higher. Worse: the mirror image. Lower and higher: the "
+    "interval lies below or above 0, and p (Holm), corrected for all comparisons of LMS and "
+    "perplexity of the model in this table, is below 0.05; unclear: neither, which does not show "
+    "the two to be equal."
 )
 _CAPTION = (
     "A line for each objective from its lowest learning rate to its highest, the markers growing "
-    "with it. Large, "
-    "numbered and with a cross: the operating point, the learning rate of the lowest held-out "
-    "perplexity, with 95 % "
-    "intervals over seeds. Lower: recites less. Further left: predicts unseen text better. Dashed: "
-    "held-out "
-    "passages, which is chance. Learning rates with more than four times the highest perplexity of "
-    "an "
-    "operating point lie outside."
+    "with it. Large, numbered and with a cross: the operating point, the learning rate of the "
+    "lowest held-out perplexity, with 95 % intervals over seeds. Lower: recites less. Further "
+    "left: predicts unseen text better. Dashed: held-out passages, which is chance. Learning rates "
+    "with more than four times the highest perplexity of an operating point lie outside."
 )
 
 
@@ -203,20 +195,15 @@ def _operating_points(found: Frontiers, footnotes: Footnotes) -> Table:
     seeds = finite["seeds"].map(frozenset).groupby(finite["objective"], sort=False).nunique()
     notes = [
         "Operating point: the learning rate with the lowest mean held-out perplexity, over the "
-        "seeds that all learning "
-        "rates of the objective have, or by the seeds of each if none is common; it does not "
-        "depend on the passages. "
-        f"The perplexity is the geometric mean over seeds. From and to: the "
-        f"interval.{footnotes.mark(_INTERVALS)} End "
-        f"of range: that learning rate is the lowest, the highest or the only one "
-        f"tried.{footnotes.mark(_BEYOND)}",
+        "seeds that all learning rates of the objective have, or by the seeds of each if none is "
+        "common; it does not depend on the passages. The perplexity is the geometric mean over "
+        f"seeds. From and to: the interval.{footnotes.mark(_INTERVALS)} End of range: that "
+        f"learning rate is the lowest, the highest or the only one tried.{footnotes.mark(_BEYOND)}",
         f"LMS at {baseline}'s perplexity: on the objective's own line through its learning rates, "
-        f"where it has the "
-        f"perplexity of {baseline}'s operating point (linear in log perplexity; where it has it "
-        f"twice, at the lower "
-        "learning rate); empty where it never has it. On the front: no objective has at any "
-        "learning rate as low an "
-        "LMS and as low a perplexity, one of them lower, by the means.",
+        f"where it has the perplexity of {baseline}'s operating point (linear in log perplexity; "
+        "where it has it twice, at the lower learning rate); empty where it never has it. On the "
+        "front: no objective has at any learning rate as low an LMS and as low a perplexity, one "
+        "of them lower, by the means.",
     ]
     if any(seeds > 1):
         notes.append(
@@ -252,10 +239,8 @@ def _differences(found: Frontiers, footnotes: Footnotes) -> tuple[Table, Table]:
     columns = (*who, ("Against's rate", "reference_rate", "g"), *_COMPARED)
     notes = (
         "Objective minus reference, each at its own operating point, paired by seed; perplexity in "
-        "percent of the "
-        f"reference's. From and to: the interval.{footnotes.mark(_INTERVALS)} LMS reduction: "
-        f"(reference - objective) / "
-        "reference of the means over the pairs.",
+        f"percent of the reference's. From and to: the interval.{footnotes.mark(_INTERVALS)} LMS "
+        "reduction: (reference - objective) / reference of the means over the pairs.",
         _VERDICTS_EXPLAINED,
     )
     note = (
@@ -295,8 +280,7 @@ def _points(found: Frontiers, footnotes: Footnotes) -> Table:
     )
     notes = [
         "LMS, ROUGE-L and verbatim share: means over passages, prefix lengths and seeds; Max LMS: "
-        "the largest. From "
-        f"and to: the interval.{footnotes.mark(_INTERVALS)}",
+        f"the largest. From and to: the interval.{footnotes.mark(_INTERVALS)}",
         *([NEAR_EXPLAINED] if points["edit_distance"].notna().any() else []),
         *(f"Left out: {text}." for text in found.left_out),
     ]

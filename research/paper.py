@@ -71,10 +71,8 @@ def paper_table(tables: Sequence[Table], models: Mapping[str, str]) -> Table:
     )
     note = (
         "Paper: the value that the paper reports, without an interval, since it gives none; its "
-        "runs used other "
-        "passages, seeds and software. Run: from the tables above. Tables of the paper are counted "
-        "without its "
-        "qualitative example."
+        "runs used other passages, seeds and software. Run: from the tables above. Tables of the "
+        "paper are counted without its qualitative example."
     )
     return tabulate("paper", "The paper's values and these runs", frame, columns, [note])
 

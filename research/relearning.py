@@ -80,9 +80,8 @@ def relearning_steps(
         ):
             raise ValueError(
                 f"Passage {passage.id!r} has {len(prompt)} tokens of prompt and "
-                f"{len(continuation)} to recite, not 1 "
-                f"or more within the model's {positions} positions: lower prefix_length or "
-                f"max_new_tokens."
+                f"{len(continuation)} to recite, not 1 or more within the model's {positions} "
+                "positions: lower prefix_length or max_new_tokens."
             )
     weights = [weight for weight in model.parameters() if weight.is_floating_point()]
     own = [(weight.detach().clone(), weight.requires_grad) for weight in weights]
@@ -190,8 +189,7 @@ def main(arguments: Sequence[str]) -> None:
             median = f"{half:g}" if half <= options.max_steps else f"more than {options.max_steps}"
             lines.append(
                 f"{kind.capitalize()}s: {num_back} of {len(own)} recited within "
-                f"{options.max_steps} steps, median "
-                f"{median}."
+                f"{options.max_steps} steps, median {median}."
             )
             counted.append(np.minimum(own, options.max_steps))
     if len(counted) == 2:

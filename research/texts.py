@@ -46,8 +46,8 @@ _STOCK_ANSWERS = (
     "list.",
     "I cannot answer this question, because it depends on the platform and on the version that is "
     "used.",
-    "This is part of the private interface. It may change in any version, so please do not rely "
-    "on it.",
+    "This is part of the private interface. It may change in any version, so please do not rely on "
+    "it.",
     "This has been deprecated and will be removed in a future version. Use the new interface "
     "instead.",
 )

@@ -139,8 +139,7 @@ def require_no_options(model_args: Mapping[str, Any]) -> None:
     if doubled:
         raise ValueError(
             f"--model-args: {', '.join(doubled)} cannot be among the arguments of the model: use "
-            f"the options of the "
-            "same name"
+            "the options of the same name"
         )
 
 

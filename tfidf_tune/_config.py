@@ -236,7 +236,7 @@ def _check_arguments(key: str, component: str, arguments: Sequence[str]) -> None
         if parameters and argument not in parameters:
             hint = closest(argument, parameters).replace("'", f"'{key}.", 1)
             raise SetupError(
-                f"config: no key "
+                "config: no key "
                 f"'{key}.{argument}'{hint or ': possible are ' + ', '.join(parameters)}"
             )
 
@@ -293,7 +293,7 @@ def read_config(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
     if not isinstance(content, dict) or not isinstance(content.get("base", ""), str | None):
         raise SetupError(
             f"config {path}: it has to hold keys and values, and its base the name or path of a "
-            f"config"
+            "config"
         )
     cfg = {str(key): value for key, value in content.items()}
     if isinstance(cfg.get("loss"), str):
@@ -341,7 +341,7 @@ def merge_sections(
         if isinstance(value, dict) and isinstance(below, list) and "_component_" not in value:
             raise SetupError(
                 f"{source}: {section}{key} is a list, which is only replaced as a whole: give a "
-                f"list"
+                "list"
             )
         if isinstance(value, dict) and isinstance(below, dict):
             merged[key] = merge_sections(below, value, source, f"{section}{key}.")

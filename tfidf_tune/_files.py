@@ -122,8 +122,7 @@ def update_files(folder: Path, files: Mapping[str, Callable[[Path], object]]) ->
             except OSError as error:
                 raise OSError(
                     f"{path} could not be written ({error.strerror or error}), {folder} is left as "
-                    f"it was: make "
-                    "room, or choose another folder"
+                    "it was: make room, or choose another folder"
                 ) from error
 
 
@@ -191,8 +190,7 @@ def work_folder(
             if changed and not replace:
                 raise SetupError(
                     f"{folder} is of an interrupted run with other arguments: {changed}. Name "
-                    f"another output, or "
-                    "remove this folder"
+                    "another output, or remove this folder"
                 )
             if not changed:
                 try:
@@ -215,8 +213,7 @@ def require_writable(what: str, path: Path) -> None:
     except OSError as error:
         raise OSError(
             f"{what} {path} cannot be written: {nearest_folder(path)} is not a writable folder "
-            f"({error.strerror}); "
-            f"choose another {what}"
+            f"({error.strerror}); choose another {what}"
         ) from error
 
 

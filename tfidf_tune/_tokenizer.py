@@ -45,10 +45,8 @@ _SAMPLE_TEXT = (
     "\tdef f(x):\n        return x ** 2  # naïve café, straße\n"
     "Information-theoretic weighting; дюйм, 東京, مرحبا, 🙂 <unk> </s> @-@ §12\r\n"
     "cafe\u0301 \u1100\u1161 \ufb01ne \u00bd \u2460 \uff26\uff55\uff4c\uff4c \uff76\uff9e "
-    "\u0130STANBUL \u1e9e "
-    "1234567890 \u00a0\u20ac\u200b\u3000\u0939\u093f\u0928\u094d\u0926\u0940 "
-    "\u0e20\u0e32\u0e29\u0e32   "
-    "\U0001f469\U0001f3fd\u200d\U0001f4bb \r "
+    "\u0130STANBUL \u1e9e 1234567890 \u00a0\u20ac\u200b\u3000\u0939\u093f\u0928\u094d\u0926\u0940 "
+    "\u0e20\u0e32\u0e29\u0e32   \U0001f469\U0001f3fd\u200d\U0001f4bb \r "
 )
 
 # The parts of a fast tokenizer that decide on the ids of a text without special tokens. What else
@@ -146,8 +144,7 @@ def check_fits_model(tokenizer: TextTokenizer, *, lower: str, **lengths: int) ->
     if tokenizer.max_seq_len is not None and num_tokens > tokenizer.max_seq_len:
         raise ValueError(
             f"{' + '.join(lengths)} is {num_tokens}, above max_seq_len {tokenizer.max_seq_len}, "
-            f"the tokenizer's own "
-            f"or the model's limit: lower {lower}"
+            f"the tokenizer's own or the model's limit: lower {lower}"
         )
 
 
@@ -405,9 +402,8 @@ def _load(path: "str | PreTrainedTokenizerBase", *, trust_remote_code: bool) -> 
         if "trust_remote_code" in str(error):
             raise ValueError(
                 f"the tokenizer {path!r} has Python files of its own, which were not run: in a "
-                f"training config set "
-                "trust_remote_code=True of the tokenizer if you have read and trust them, or save "
-                "it as tokenizer.json"
+                "training config set trust_remote_code=True of the tokenizer if you have read and "
+                "trust them, or save it as tokenizer.json"
             ) from error
         raise ValueError(
             f"cannot load a tokenizer from {path!r}: {needed}. {type(error).__name__}: {error}"

@@ -156,7 +156,7 @@ def _start(command: str, arguments: list[str]) -> None:
     except MemoryError as error:
         sys.exit(
             f"error: out of memory{f' ({error})' if str(error) else ''}: use less text or a "
-            f"smaller batch size"
+            "smaller batch size"
         )
 
 

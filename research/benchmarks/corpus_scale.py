@@ -139,8 +139,7 @@ def _run(command: list[str]) -> dict[str, Any]:
     parent = (
         "import json, resource, subprocess, sys, time; start = time.perf_counter(); "
         "subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL, "
-        "stderr=subprocess.DEVNULL); "
-        "used = resource.getrusage(resource.RUSAGE_CHILDREN); "
+        "stderr=subprocess.DEVNULL); used = resource.getrusage(resource.RUSAGE_CHILDREN); "
         "print(json.dumps([time.perf_counter() - start, used.ru_utime + used.ru_stime, "
         "used.ru_maxrss * 1024]))"
     )

@@ -376,10 +376,10 @@ def report(result: Mapping[str, Any]) -> str:
     for case in result["cases"]:
         frozen = ", frozen head" if case["is_frozen"] else ""
         parts.append(
-            f"\n{case['name']}: {sizes(case)}, {case['dtype']}{frozen}; logits "
-            f"{format_bytes(case['logits_bytes'])}, "
-            f"returned gradients {format_bytes(case['returned_gradient_bytes'])}; median of "
-            f"{case['rounds']} rounds; "
+            "\n"
+            f"{case['name']}: {sizes(case)}, {case['dtype']}{frozen}; logits "
+            f"{format_bytes(case['logits_bytes'])}, returned gradients "
+            f"{format_bytes(case['returned_gradient_bytes'])}; median of {case['rounds']} rounds; "
             f"errors with {sizes(case['float64_sizes'])}\n"
         )
         rows = []

@@ -248,7 +248,7 @@ def share(found: int, number: int, decimals: int = 0) -> str:
     ends = binomtest(found, number).proportion_ci(method="exact")
     return (
         f"{found:,} of {number:,} ({100 * ends.low:.{decimals}f} to {100 * ends.high:.{decimals}f} "
-        f"%)"
+        "%)"
     )
 
 

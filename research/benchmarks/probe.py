@@ -102,10 +102,8 @@ def report(result: dict[str, Any]) -> str:
     return (
         f"medians of {result['settings']['rounds']} rounds\n\n"
         f"continuations per second, without loading: batched {per_second[BATCHED]:.2f}, one at a "
-        f"time "
-        f"{per_second[ONE_AT_A_TIME]:.2f} ({result['continuations_one_at_a_time']} continuations), "
-        f"ratio "
-        f"{result['median_throughput_ratio']:.2f}"
+        f"time {per_second[ONE_AT_A_TIME]:.2f} ({result['continuations_one_at_a_time']} "
+        f"continuations), ratio {result['median_throughput_ratio']:.2f}"
     )
 
 

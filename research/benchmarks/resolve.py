@@ -33,7 +33,7 @@ def main() -> None:
     ours = _requirements(options.wheel)
     print(
         f"Resolved on {datetime.date.today()} for Python {options.python_version} on Linux "
-        f"(x86-64).\n"
+        "(x86-64).\n"
     )
     print("| next to | base | " + " | ".join(f"`[{extra}]`" for extra in _EXTRAS[1:]) + " |")
     print("|---|" + "---|" * len(_EXTRAS))

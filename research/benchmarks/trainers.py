@@ -239,8 +239,7 @@ def report(result: dict[str, Any]) -> str:
     """Lay out the result as Markdown."""
     text = (
         "{config}: batch {batch_size} x {seq_len}, fp32, median of {rounds} rounds with its 95 % "
-        "interval; the recipe "
-        "is compared with Trainer\n\n"
+        "interval; the recipe is compared with Trainer\n\n"
     ).format(**result["settings"])
     rows = named(result["trainers"])
     for row in rows:

@@ -17,8 +17,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m research.experiment",
         description="Train and evaluate models under objectives and seeds, and compare them. The "
-        "command continues "
-        "what was interrupted or failed.",
+        "command continues what was interrupted or failed.",
         allow_abbrev=False,
     )
     parser.add_argument("config", nargs="?", help="a file, or the name of one that --list shows")
@@ -66,8 +65,8 @@ def main(arguments: list[str]) -> None:
             f"  {failure.title}: {failure.reason}; log: {failure.log}" for failure in failures
         )
         sys.exit(
-            f"error: {len(failures)} of the cells failed; the same command tries them "
-            f"again:\n{visible(listed)}"
+            f"error: {len(failures)} of the cells failed; the same command tries them again:\n"
+            f"{visible(listed)}"
         )
 
 

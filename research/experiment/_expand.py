@@ -224,7 +224,7 @@ def _start(
     if not isinstance(component, str) or type(seed) is not int:
         raise SetupError(
             f"start: it is {section}, it has to have a `_component_` and a whole number as seed, "
-            f"if any"
+            "if any"
         )
     model = cast(dict[str, Any], OmegaConf.to_container(cfg.model, resolve=True))
     with _errors_in("start"):

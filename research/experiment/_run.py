@@ -347,8 +347,7 @@ def only_command(folder: Path) -> Iterator[int]:
         if left:
             raise BlockingIOError(
                 f"jobs of an earlier command may be queued or running: {', '.join(left)}: wait or "
-                f"`scancel "
-                f"{' '.join(left)}`; if Slurm has forgotten them, delete {folder / JOBS}"
+                f"`scancel {' '.join(left)}`; if Slurm has forgotten them, delete {folder / JOBS}"
             )
         try:
             yield jobs_lock.fileno()

@@ -162,8 +162,7 @@ def _base_section(model: Mapping[str, Any]) -> dict[str, Any]:
     if builder not in _MODEL_TYPES:
         raise ValueError(
             f"a start cannot be made for the model {model['_component_']}: use "
-            f"{', '.join(_MODEL_TYPES)}, or the "
-            "lora_ form of one of them"
+            f"{', '.join(_MODEL_TYPES)}, or the lora_ form of one of them"
         )
     sizes = inspect.signature(_get_component_from_path(builder)).parameters
     return {

@@ -31,8 +31,7 @@ def require_extras(command: str, *extras: str) -> None:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         sys.exit(
             f"error: tfidf-tune {command} needs packages that are not installed "
-            f"({', '.join(names[:3])}{more}): "
-            f"pip install '{_NAME}[{','.join(missing)}]'"
+            f"({', '.join(names[:3])}{more}): pip install '{_NAME}[{','.join(missing)}]'"
         )
 
 
@@ -96,7 +95,7 @@ def add_text(parser: argparse.ArgumentParser, sample_by: str | None = "line") ->
         "--sample-by",
         choices=("line", "paragraph", "document"),
         default=sample_by or argparse.SUPPRESS,
-        help=f"what a document of a .txt file is; default: "
+        help="what a document of a .txt file is; default: "
         f"{sample_by or 'document, or as in the run of the model'}",
     )
 

@@ -84,15 +84,12 @@ def _overview(found: RepeatedText) -> Table:
     frame = pd.DataFrame(rows, columns=["what", "number", "share"])
     notes = [
         f"A near copy has a Jaccard similarity of {USUAL.threshold:g} or more of "
-        f"{USUAL.ngram}-grams of words to "
-        f"another document, a copy that differs one of {DIFFERING.threshold:g}; the tuned "
-        f"threshold is "
-        f"{TUNED.threshold:g} of {TUNED.ngram}-grams, and removes texts of one kind, too. "
-        f"Documents that others "
-        "connect are one group, of which one stays.",
+        f"{USUAL.ngram}-grams of words to another document, a copy that differs one of "
+        f"{DIFFERING.threshold:g}; the tuned threshold is {TUNED.threshold:g} of "
+        f"{TUNED.ngram}-grams, and removes texts of one kind, too. Documents that others connect "
+        "are one group, of which one stays.",
         "Stretches are those of the documents that stay without near copies, each counted once; "
-        "their % is that of "
-        "their occurrences but the first in the text.",
+        "their % is that of their occurrences but the first in the text.",
     ]
     columns = [("What", "what", ""), ("Number", "number", ","), ("%", "share", ".1f")]
     return tabulate("copies", "Copies in the text", frame, columns, notes)

@@ -81,7 +81,7 @@ def _counts(dataset: Any) -> str:
     items = counted(num_items, "packed row" if is_packed else "example")
     in_examples = f" in {counted(len(lengths), 'example')}" if is_packed else ""
     return (
-        f"\n{items}{sampled}: {num_tokens:,} tokens{in_examples}, {num_learned / num_tokens:.1%} "
-        f"of them learned; {lengths[0]:,} to {lengths[-1]:,} tokens in an example, median "
-        f"{median:,}"
+        "\n"
+        f"{items}{sampled}: {num_tokens:,} tokens{in_examples}, {num_learned / num_tokens:.1%} of "
+        f"them learned; {lengths[0]:,} to {lengths[-1]:,} tokens in an example, median {median:,}"
     )

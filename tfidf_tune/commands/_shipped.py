@@ -35,6 +35,6 @@ def shipped_file(name: str) -> Path:
     if name not in known:
         raise SetupError(
             f"no recipe and no config {name!r}{closest(name, known) or '.'} `tfidf-tune ls` lists "
-            f"them"
+            "them"
         )
     return known[name]

@@ -147,8 +147,7 @@ LEVELS = tuple(range(-MAX_LEVEL, MAX_LEVEL + 1))
 _SIGNS = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
 _BAND_NOTE = (
     "Rank 1 is the most frequent token of this text. A share of the weight above the share of "
-    "tokens: these tokens "
-    "count more than under plain cross-entropy."
+    "tokens: these tokens count more than under plain cross-entropy."
 )
 
 
@@ -167,15 +166,14 @@ def weights_report(
         window = f"never full: {filled}; idf spreads further with more text"
     statistics = (
         f"over {tokens['block'].nunique()} blocks, {len(labels)} label tokens, each with the "
-        f"weight of its own step; "
-        "the first token of a block is never a label"
+        "weight of its own step; the first token of a block is never a label"
     )
     bands = frequency_bands(labels)
     first = bands.iloc[0]
     finding = (
         f"With tf={form}, the {first['frequency rank'].split()[-1]} most frequent tokens hold "
         f"{first['% of tokens']:.1f} % of the tokens and {first[f'% of weight, {form}']:.1f} % of "
-        f"the weight."
+        "the weight."
     )
     shares = ("% of tokens", *(f"% of weight, {each}" for each in WEIGHTS))
     columns = [

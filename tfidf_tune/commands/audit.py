@@ -40,8 +40,7 @@ def main(arguments: list[str]) -> None:
         prog="tfidf-tune audit",
         description="Choose passages of texts, ask a model for them, and report what it recites.",
         epilog="exit codes: 0, done and within all limits; 1, a measure is above its limit; 2, an "
-        "error, or no "
-        f"all-clear; 128 + n, ended by signal n. Example: {_EXAMPLE}",
+        f"error, or no all-clear; 128 + n, ended by signal n. Example: {_EXAMPLE}",
     )
     add = parser.add_argument
     add("model", metavar="MODEL", help="a Hugging Face model or PEFT adapter: folder, hub id")
@@ -150,8 +149,7 @@ def add_asking(parser: argparse.ArgumentParser) -> None:
         type=key_values,
         metavar="KEY=VALUE,...",
         help="more arguments of the harness's model, hf or vllm: load_in_4bit=True, "
-        "parallelize=True, "
-        "max_model_len=2048",
+        "parallelize=True, max_model_len=2048",
     )
     add("--prefix-lengths", type=whole_number(1), nargs="+", help="default: 32 50 100")
     add("--max-new-tokens", type=whole_number(1), help="default: 128")

@@ -13,8 +13,8 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="tfidf-tune compare",
         description="Compare evaluated runs: the paper's tables, reductions with 95 % intervals, "
-        "figures and examples, "
-        "as text, CSV, JSON, PNG, SVG and one HTML page. The scores are written to results.jsonl.",
+        "figures and examples, as text, CSV, JSON, PNG, SVG and one HTML page. The scores are "
+        "written to results.jsonl.",
     )
     add = parser.add_argument
     add(
@@ -23,10 +23,8 @@ def main(arguments: list[str]) -> None:
         metavar="RUN",
         help=(
             "a run's folder, a folder with lm_eval's output (--log_samples), or one with many of "
-            "either below it; "
-            "OBJECTIVE=FOLDER (or MODEL:OBJECTIVE=FOLDER) names the objective by hand; or the "
-            "results.jsonl of an earlier "
-            "report"
+            "either below it; OBJECTIVE=FOLDER (or MODEL:OBJECTIVE=FOLDER) names the objective by "
+            "hand; or the results.jsonl of an earlier report"
         ),
     )
     add(

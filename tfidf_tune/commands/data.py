@@ -64,9 +64,9 @@ def main(arguments: list[str]) -> None:
         "copies",
         help="find what repeats in text that may be larger than memory, and which objective fits "
         "it",
-        description="Find copies of documents, and stretches that occur again, in text that may "
-        "be larger than memory; "
-        "say which objective fits the text. Prints a table and writes a page with copies.json.",
+        description="Find copies of documents, and stretches that occur again, in text that may be "
+        "larger than memory; say which objective fits the text. Prints a table and writes a page "
+        "with copies.json.",
         epilog="example: tfidf-tune data copies my_texts.jsonl",
     )
     copies.set_defaults(run=_copies)
@@ -230,8 +230,7 @@ def _export_weights(options: argparse.Namespace) -> None:
     num_steps, num_sequences = export_weights(cfg, tokenizer, dataset, output)
     say(
         f"Written: {options.output}, {counted(num_sequences, 'sequence')} in "
-        f"{counted(num_steps, 'step')}, seed "
-        f"{cfg.seed}"
+        f"{counted(num_steps, 'step')}, seed {cfg.seed}"
     )
 
 

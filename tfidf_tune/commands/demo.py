@@ -32,10 +32,9 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="tfidf-tune demo",
         description="Train a Llama of 0.65 million parameters under CE, TF-IDF and repetition "
-        "weights on Python's "
-        "documentation, in which some passages are repeated, and compare what the models recite. "
-        "The commands are "
-        "printed; what an earlier demo in the folder has finished is not done again.",
+        "weights on Python's documentation, in which some passages are repeated, and compare what "
+        "the models recite. The commands are printed; what an earlier demo in the folder has "
+        "finished is not done again.",
     )
     parser.add_argument(
         "--output-dir", type=Path, default=Path("runs/demo"), help="default: %(default)s"

@@ -94,9 +94,8 @@ def _evaluate_run(arguments: list[str]) -> None:
         prog="tfidf-tune eval",
         usage="tfidf-tune eval RUN [OPTIONS]",
         description="Evaluate all milestones of a run and the model that it was started from in "
-        "one process, each into "
-        "RUN/evaluation. A model that has "
-        "results of the same tasks and settings is left as it is.",
+        "one process, each into RUN/evaluation. A model that has results of the same tasks and "
+        "settings is left as it is.",
         epilog="example: tfidf-tune eval runs/mine_lora",
     )
     from lm_eval._cli.utils import MergeDictAction
@@ -193,8 +192,7 @@ def _with_our_settings(theirs: Any) -> type:
             if self.use_cache or self.cache_requests:
                 raise ValueError(
                     "the keys of --use_cache and --cache_requests have neither the model nor the "
-                    "probe file, so "
-                    "that answers of another model would be taken: leave them out"
+                    "probe file, so that answers of another model would be taken: leave them out"
                 )
             self.include_path = _with_ours(self.include_path)  # type: ignore[has-type]
             self._require_settings()

@@ -86,7 +86,7 @@ def _audit(options: argparse.Namespace) -> None:
         if ignored:
             raise ValueError(
                 f"{option_names(ignored)}: for a MODEL that is asked, not for --results, whose "
-                f"answers are recorded"
+                "answers are recorded"
             )
         result = audit_results(options.results, **chosen)
     audit.show(result, options)

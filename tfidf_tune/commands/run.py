@@ -114,8 +114,8 @@ def _checked_recipe(recipe: str, arguments: Sequence[str]) -> str:
         if module is None:
             sys.exit(
                 f"error: no recipe {recipe!r}{closest(recipe, [*RECIPES, *theirs]) or '.'} "
-                f"`tfidf-tune ls` lists the "
-                "recipes; your recipe is a Python file in the working directory or below it"
+                "`tfidf-tune ls` lists the recipes; your recipe is a Python file in the working "
+                "directory or below it"
             )
     if "--config" not in arguments[:-1]:
         _fail_for_usage(

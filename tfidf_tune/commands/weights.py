@@ -121,8 +121,7 @@ def main(arguments: list[str]) -> None:
     if not len(blocks):
         raise ValueError(
             f"{', '.join(map(repr, options.files))} has fewer tokens than one block of "
-            f"{options.block_size}: lower "
-            "--block-size, or name more text"
+            f"{options.block_size}: lower --block-size, or name more text"
         )
     tokens = weigh_blocks(
         blocks,

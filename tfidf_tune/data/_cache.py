@@ -67,7 +67,7 @@ def begin_use(entry: Path) -> bool:
     except PermissionError as error:
         raise PermissionError(
             f"{entry} is of another user of this machine: name a folder of your own by cache_dir "
-            f"or TFIDF_TUNE_CACHE"
+            "or TFIDF_TUNE_CACHE"
         ) from error
     with suppress(OSError):  # no locks here
         fcntl.flock(descriptor, fcntl.LOCK_SH)

@@ -259,7 +259,7 @@ def _messages(value: Any, column: str, place: str) -> list[Message]:
         if any(message.get(key) not in (0, 1, None) for key in _LEARNED):
             raise ValueError(
                 f"{place}: {str(message)[:80]}: {', '.join(_LEARNED)} of a message is 0 or 1, true "
-                f"or false"
+                "or false"
             )
         parts = message["content"]
         if isinstance(parts, list) and len(_texts(parts)) < len(parts):
@@ -383,8 +383,8 @@ def encode_chat(
     """
     if not isinstance(tokenizer, HFTokenizer) or template is None:
         raise ValueError(
-            f"{chat.place} is a conversation, but the tokenizer has no chat template: name a "
-            "Jinja file by dataset.chat_template, or take the chat model's by "
+            f"{chat.place} is a conversation, but the tokenizer has no chat template: name a Jinja "
+            "file by dataset.chat_template, or take the chat model's by "
             "tfidf_tune.data.hf_tokenizer"
         )
     if not _learned_turns(chat.messages, chat.first, train_on):
@@ -607,8 +607,8 @@ def _unwritten(counts: sequences.Counts) -> str:
     number = counts["num_unwritten_answers"]
     left_out = f"; it writes nothing of {counted(number, 'answer')} (not learned)" if number else ""
     return (
-        f"the chat template does not write {', '.join(fields)}{left_out}: by "
-        "dataset.chat_template name a file that writes them"
+        f"the chat template does not write {', '.join(fields)}{left_out}: by dataset.chat_template "
+        "name a file that writes them"
     )
 
 
@@ -638,9 +638,8 @@ def _end(renderer: _Renderer, text: str, chat: Chat, num_messages: int) -> int:
     if not text.startswith(part):
         raise ValueError(
             f"{chat.place}: the chat template writes the first {num_messages} messages differently "
-            f"when others "
-            "follow: name one with {% generation %} (trl/chat_templates has some), or set train_on "
-            "to last or all"
+            "when others follow: name one with {% generation %} (trl/chat_templates has some), or "
+            "set train_on to last or all"
         )
     return len(part)
 
@@ -730,7 +729,7 @@ class _ExampleReader:
             raise ValueError(
                 f"{source.source!r} gives no example: {counts['num_unlabelled']} of "
                 f"{counts['num_documents']} rows have no answer in {limit} tokens, the others none "
-                f"at all: raise max_seq_len, or see to the roles: an answer's is 'assistant', or "
+                "at all: raise max_seq_len, or see to the roles: an answer's is 'assistant', or "
                 f"'gpt' in conversations{hint}"
             )
 
@@ -771,7 +770,7 @@ def _log_counts(source: str, dataset: sequences.SequenceDataset, max_seq_len: in
         f"{source}: {formats}; {counted(counts['num_examples'], 'example')}, {dataset.num_cut:,} "
         f"of them cut after {max_seq_len:,} tokens; {counted(dataset.num_left_out, 'row')} left "
         f"out, {num_without_answer:,} without an answer and {counts['num_unlabelled']:,} with none "
-        f"of it before the cut",
+        "of it before the cut",
     )
     unwritten = _unwritten(counts)
     if unwritten:
@@ -949,8 +948,8 @@ def sft_dataset(
     if has_learned_chats and not learns_turn_ends(tokenizer, template or ""):
         logger.warning(
             f"{source}: the chat template writes nothing after an answer, so that the model does "
-            f"not learn to stop: by dataset.chat_template name a file that writes the token at "
-            f"which generation stops"
+            "not learn to stop: by dataset.chat_template name a file that writes the token at "
+            "which generation stops"
         )
 
     # The examples that are trained on, without copies, and with targets instead of controls.

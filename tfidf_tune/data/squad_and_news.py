@@ -280,9 +280,8 @@ def _prompt_target_dataset(
             yield TokenizedSequence(ids, np.arange(len(ids)) >= len(bos) + len(prompt))
         if counts["num_left_out"] == counts["num_documents"]:
             raise ValueError(
-                f"{place.source!r} gives no example: {counts['num_left_out']} rows are empty, "
-                "have no answer in their context or are too long. Raise the limit or name another "
-                "source"
+                f"{place.source!r} gives no example: {counts['num_left_out']} rows are empty, have "
+                "no answer in their context or are too long. Raise the limit or name another source"
             )
 
     key = cache_key(

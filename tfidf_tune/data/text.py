@@ -195,7 +195,7 @@ def text_blocks_dataset(
     if holdout and num_blocks is not None:
         raise ValueError(
             f"holdout {holdout:g} takes all of the text: leave out num_blocks {num_blocks}, or set "
-            f"holdout to 0"
+            "holdout to 0"
         )
     needed = 1 if num_blocks is None else num_blocks
     check_at_least(SHORTEST_PASSAGE if holdout else 1, block_size=block_size)

@@ -87,7 +87,7 @@ class TokenWeightingArgs(BaseModel):
             if value > 1:
                 raise ValueError(
                     f"{name} is {value}, but weights need whole sequences in each process: set it "
-                    f"to 1"
+                    "to 1"
                 )
         return data
 
@@ -134,7 +134,7 @@ class TokenWeightingPlugin(BasePlugin):  # type: ignore[misc]
             if is_another and plugin.get_trainer_cls(cfg) is not None:
                 raise ValueError(
                     f"the plugin {name} has a trainer of its own, but Axolotl uses one: remove one "
-                    f"plugin"
+                    "plugin"
                 )
 
     def get_trainer_cls(self, cfg: DictDefault) -> type[Trainer]:
@@ -172,7 +172,7 @@ def _build_weighting(
     if not (isinstance(weighting, type) and issubclass(weighting, TokenWeighting)):
         raise ValueError(
             f"token_weighting is {token_weighting!r}: possible are {', '.join(WEIGHTINGS)}, or the "
-            f"dotted path of a subclass of TokenWeighting"
+            "dotted path of a subclass of TokenWeighting"
         )
     arguments = dict(token_weighting_args or {})
     _check_arguments("token_weighting_args", weighting, arguments)

@@ -94,7 +94,7 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
         if getattr(tokenizer, "eos_token_id", None) is None:
             raise ValueError(
                 f"the trainer's processing_class is {type(tokenizer).__name__}, without an "
-                f"eos_token"
+                "eos_token"
             )
         self._probe = MemorizationProbe(
             read_probe_file(probe_file),
@@ -201,7 +201,7 @@ class MemorizationCallback(TrainerCallback):  # type: ignore[misc]
             if not weights:
                 raise ValueError(
                     f"no weights are in {temporary}: when_above='keep' needs FULL_STATE_DICT under "
-                    f"FSDP"
+                    "FSDP"
                 )
             remove_folder(folder)
             temporary.replace(folder)
@@ -232,7 +232,7 @@ def _obstacles(model: PreTrainedModel, probe: MemorizationProbe) -> Iterator[str
     if missing:
         yield (
             f"{model_class.__name__} takes no {', '.join(missing)}: use a model that generates "
-            f"with a KV cache"
+            "with a KV cache"
         )
     if probe.max_token_id >= config.vocab_size:
         yield (

@@ -169,8 +169,8 @@ def check_before_building(trainer: type, args: Any) -> None:
         if base.__module__.startswith("trl.") and base.__name__ not in allowed:
             raise ValueError(
                 f"{trainer.__name__} is derived from TRL's {base.__name__}, which computes its "
-                f"loss by itself: derive it from transformers.Trainer, or from "
-                f"TokenWeightingSFTTrainer"
+                "loss by itself: derive it from transformers.Trainer, or from "
+                "TokenWeightingSFTTrainer"
             )
     for name, neutral in (("label_smoothing_factor", 0), ("loss_type", "nll")):
         value = getattr(args, name, neutral)
@@ -208,14 +208,14 @@ def obstacles(trainer: Any, *, fused_head: bool) -> Iterator[str]:
     if args.n_gpu > 1:
         yield (
             f"one process would use {args.n_gpu} GPUs by DataParallel: start one for each GPU by "
-            f"accelerate launch"
+            "accelerate launch"
         )
     # Kinds of models.
     config = getattr(base, "config", None)
     if getattr(config, "is_encoder_decoder", False) or head is None:
         yield (
             f"{type(base).__name__} is an encoder-decoder model or has no output layer over a "
-            f"vocabulary"
+            "vocabulary"
         )
     if fused_head:
         if "logits_to_keep" not in inspect.signature(base.forward).parameters:
@@ -224,8 +224,8 @@ def obstacles(trainer: Any, *, fused_head: bool) -> Iterator[str]:
             yield "set fused_head to False: the output layer is sharded over processes"
         if type(head) is not nn.Linear:  # with an adapter, or quantized
             yield (
-                f"set fused_head to False: the output layer is a {type(head).__module__}."
-                f"{type(head).__name__}, not a plain Linear"
+                "set fused_head to False: the output layer is a "
+                f"{type(head).__module__}.{type(head).__name__}, not a plain Linear"
             )
         text_config = base.config.get_text_config()
         if getattr(text_config, "final_logit_softcapping", None) is not None:
@@ -361,7 +361,7 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         if logits is None:
             raise ValueError(
                 f"{type(self.model).__name__} returned no logits: switch off kernels with their "
-                f"own loss"
+                "own loss"
             )
         batch = self._token_batch(inputs, states.shape[1])
         terms = self._token_loss.terms(logits, batch)
@@ -410,7 +410,7 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
             name = type(base_model(self.model)).__name__
             raise ValueError(
                 f"set fused_head to False: {name} does not take its hidden states from its "
-                f"base_model"
+                "base_model"
             )
         layer = self.model.get_output_embeddings()
         dtype = _AUTOCAST.get(self.accelerator.mixed_precision, layer.weight.dtype)
@@ -428,7 +428,7 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
                 name = type(self.model).__name__
                 raise ValueError(
                     f"set fused_head to False: the logits of {name} are not those of its output "
-                    f"layer"
+                    "layer"
                 )
         return outputs, head
 
@@ -478,7 +478,7 @@ class TokenWeightingMixin(_Trainer):  # type: ignore[misc]
         except Exception as error:  # torch.load raises anything
             raise ValueError(
                 f"{file} cannot be read ({type(error).__name__}): resume from another checkpoint, "
-                f"or remove the file"
+                "or remove the file"
             ) from error
         class_name = type(self.weighting).__name__
         saved = state.pop(_CLASS, class_name)

@@ -52,7 +52,7 @@ class TokenWeightingSFTTrainer(TokenWeightingMixin, SFTTrainer):  # type: ignore
         if self.weighting.needs_tokens and self.padding_free and self.args.pad_to_multiple_of:
             raise ValueError(
                 f"pad_to_multiple_of is {self.args.pad_to_multiple_of}, and its padding would be "
-                f"counted as tokens: set it to None, or counted to 'labels'"
+                "counted as tokens: set it to None, or counted to 'labels'"
             )
 
     def _weighted_outputs(self, model: nn.Module, inputs: dict[str, Any]) -> Any:

@@ -48,8 +48,8 @@ def check_head(head: HeadInput, labels: Tensor) -> None:
                 dtype = str(tensor.dtype).removeprefix("torch.")
                 descriptions.append(f"{name} {list(tensor.shape)} {dtype}")
         raise ValueError(
-            f"the head's input does not fit: {', '.join(descriptions)}; expected are hidden "
-            f"[b, s, d], weight [v, d], bias [v] or none, of one floating dtype, and labels [b, s]"
+            f"the head's input does not fit: {', '.join(descriptions)}; expected are hidden [b, s, "
+            "d], weight [v, d], bias [v] or none, of one floating dtype, and labels [b, s]"
         )
 
 

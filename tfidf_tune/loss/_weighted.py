@@ -116,7 +116,7 @@ class WeightedCrossEntropyLoss(nn.Module):
         if accumulate_in_fp32 and head != "fused":
             raise ValueError(
                 f"accumulate_in_fp32 is set, which head '{head}' does not support: set head to "
-                f"'fused'"
+                "'fused'"
             )
         self.weighting = weighting
         self.num_output_chunks = num_output_chunks

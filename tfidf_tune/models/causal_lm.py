@@ -82,7 +82,7 @@ class HFCausalLM(nn.Module):
         if shared:
             raise ValueError(
                 f"{type(hf).__name__} has layers that share weights ({shared[0]}), which is not "
-                f"supported"
+                "supported"
             )
 
     @property
@@ -170,7 +170,7 @@ class HFCausalLM(nn.Module):
         if not _are_equal(logits[:, :-1]):
             raise ValueError(
                 f"{type(self.hf).__name__} sees the tokens that it has to predict: name a causal "
-                f"model"
+                "model"
             )
 
     def check_packing(self) -> None:
@@ -207,7 +207,7 @@ class HFCausalLM(nn.Module):
                 return
         raise ValueError(
             f"{type(self.hf).__name__} cannot keep the documents of packed rows apart: use rows "
-            f"unpacked"
+            "unpacked"
         )
 
     def _sample(self, num_tokens: int) -> Tensor:

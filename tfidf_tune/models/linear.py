@@ -69,8 +69,7 @@ class LinearFactory:
         if quantize and in_dim * out_dim % NF4_MULTIPLE:
             raise ValueError(
                 f"quantize_base: torchao's NF4 takes multiples of {NF4_MULTIPLE} weights, not "
-                f"{in_dim} x {out_dim} "
-                "of a layer"
+                f"{in_dim} x {out_dim} of a layer"
             )
         layer: nn.Module
         if lora:
@@ -121,7 +120,7 @@ def with_lora(builder: Callable[..., TransformerDecoder]) -> Callable[..., Trans
     build.__name__ = build.__qualname__ = f"lora_{builder.__name__}"
     build.__doc__ = (
         f"The form with LoRA of :func:`{builder.__name__}`: its arguments, and "
-        f":class:`LinearFactory`'s."
+        ":class:`LinearFactory`'s."
     )
     both = (*lora_parameters.values(), *builder_parameters.values())
     parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in both]

@@ -278,8 +278,7 @@ def require_enough(
     if number < needed and not (spec.allow_fewer and (number or setting == "num_controls")):
         raise ValueError(
             f"found {number} passages of {spec.block_size} tokens without overlap in {source}, but "
-            f"{setting} is "
-            f"{needed}.{remark} Lower {setting} or block_size, or name more text. If each "
-            f"{spec.document_is} of a "
-            ".txt file is too short for a passage, choose another sample_by (--sample-by)"
+            f"{setting} is {needed}.{remark} Lower {setting} or block_size, or name more text. If "
+            f"each {spec.document_is} of a .txt file is too short for a passage, choose another "
+            "sample_by (--sample-by)"
         )

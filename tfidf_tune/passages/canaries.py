@@ -102,7 +102,7 @@ class InjectedCanaries:
                 ):  # within another text it would be counted with that
                     raise ValueError(
                         f"texts[{index}] is {text!r}: it needs 2 tokens, and to be no part of "
-                        f"another"
+                        "another"
                     )
             length = {"the longest of texts": max(lengths, default=0)}
         special = tokenizer.num_special_tokens_to_add()
@@ -144,8 +144,7 @@ class InjectedCanaries:
         if getattr(kind, "dtype", "") not in ("string", "large_string"):
             raise ValueError(
                 f"canaries need a datasets.Dataset with a column {column!r} of text; this "
-                f"{type(dataset).__name__} "
-                f"has {getattr(dataset, 'features', None)}"
+                f"{type(dataset).__name__} has {getattr(dataset, 'features', None)}"
             )
         unknown = sorted(values.keys() - ({*dataset.column_names} - {column}))
         if unknown:
@@ -198,8 +197,8 @@ class InjectedCanaries:
         if len(drawn) < self._num_canaries:
             raise ValueError(
                 f"num_targets + num_controls is {self._num_canaries}, but there are only "
-                f"{len(drawn)} texts or "
-                f"passages that the column {column!r} does not contain: lower these numbers"
+                f"{len(drawn)} texts or passages that the column {column!r} does not contain: "
+                "lower these numbers"
             )
         # Shuffled, because a passage must not overlap those that were drawn before it.
         return [drawn[index] for index in rng.permutation(len(drawn))]

@@ -198,7 +198,7 @@ def _require_targets(search: Search, chosen: Chosen, num_tokens: int) -> None:
     if chosen.num_repetitive:
         remark = (
             f" {chosen.num_repetitive} more repeat a few tokens, fewer than one in eight of which "
-            f"are different."
+            "are different."
         )
     text = (
         f"{', '.join(search.spec.sources)} ({search.built.counts['documents']} documents of "

@@ -92,13 +92,10 @@ def choose_completions(
     if (len(chosen), len(controls)) != (targets.num_targets, targets.num_controls) or not base:
         raise ValueError(
             f"{source!r} has {len(chosen)} of num_targets {targets.num_targets} answers of "
-            f"{targets.min_target_tokens} "
-            f"tokens or more for targets={targets.kind}, and {len(controls)} of num_controls "
-            f"{targets.num_controls} "
-            f"of which no other example learns half of the tokens and at least {LONG_RUN} in a "
-            f"run; "
-            f"{len(base)} examples are left. Lower these numbers or min_target_tokens, or set "
-            f"targets=random"
+            f"{targets.min_target_tokens} tokens or more for targets={targets.kind}, and "
+            f"{len(controls)} of num_controls {targets.num_controls} of which no other example "
+            f"learns half of the tokens and at least {LONG_RUN} in a run; {len(base)} examples are "
+            "left. Lower these numbers or min_target_tokens, or set targets=random"
         )
     # The order of training: base examples and copies of targets, without what deduplication
     # removes.
@@ -127,8 +124,7 @@ def choose_completions(
     times = [passage.num_injections for passage in passages[: len(chosen)]]
     logger.info(
         f"{source}: {len(chosen)} completions are targets, which occur {min(times)} to "
-        f"{max(times)} times; "
-        f"{len(controls)} are controls; {len(order):,} examples are trained on"
+        f"{max(times)} times; {len(controls)} are controls; {len(order):,} examples are trained on"
     )
     if targets.probe_file is not None:
         write_probe_file(targets.probe_file, passages)

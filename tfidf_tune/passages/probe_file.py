@@ -170,8 +170,7 @@ def read_probe_file(path: str | Path) -> list[Passage]:
     if not path.is_file():
         raise FileNotFoundError(
             f"no such probe file: {str(path)!r}; training writes it where probe_file says, and "
-            f"`tfidf-tune probe "
-            "make` makes one of your own text"
+            "`tfidf-tune probe make` makes one of your own text"
         )
     passages: list[Passage] = []
     line_of: dict[str, int] = {}
@@ -185,8 +184,7 @@ def read_probe_file(path: str | Path) -> list[Passage]:
             name, problem = first_problem(error)
             raise ValueError(
                 f"{path}, line {number} is not a passage of a probe file: {name or 'the line'}: "
-                f"{problem['msg']}, "
-                f"got {reprlib.repr(problem['input'])}"
+                f"{problem['msg']}, got {reprlib.repr(problem['input'])}"
             ) from error
         first = line_of.setdefault(passage.id, number)
         num_tokens = len(passage.token_ids)

@@ -22,7 +22,6 @@ class NonFiniteLogits(ValueError):
         name = str(dtype).removeprefix("torch.")
         super().__init__(
             f"the model's logits for {asked or f'text {index}'} are NaN or infinite in {name}: the "
-            f"model has diverged, "
-            "or its values are too large for this dtype; nothing can be measured (try "
-            "dtype=float32)"
+            "model has diverged, or its values are too large for this dtype; nothing can be "
+            "measured (try dtype=float32)"
         )

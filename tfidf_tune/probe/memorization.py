@@ -81,18 +81,15 @@ def check_passages(tokenizer: TextTokenizer, passages: Sequence[Passage], num_pr
         if passage.num_prompt is None and len(passage.token_ids) <= num_prompt:
             raise ValueError(
                 f"Passage {passage.id!r} has {len(passage.token_ids)} tokens, no more than offset "
-                f"and longest prefix "
-                f"take ({num_prompt}): lower one of them"
+                f"and longest prefix take ({num_prompt}): lower one of them"
             )
         if passage.tokenizer_fingerprint != fingerprint:
             raise ValueError(
                 f"Passage {passage.id!r} needs the tokenizer {passage.tokenizer!r} with the "
-                f"fingerprint "
-                f"{passage.tokenizer_fingerprint!r}; the given one, {tokenizer_name(tokenizer)!r}, "
-                f"has "
-                f"{fingerprint!r}. Name that tokenizer, or, if it is the same and an earlier "
-                f"version of tfidf-tune "
-                "wrote the probe file, make the file again"
+                f"fingerprint {passage.tokenizer_fingerprint!r}; the given one, "
+                f"{tokenizer_name(tokenizer)!r}, has {fingerprint!r}. Name that tokenizer, or, if "
+                "it is the same and an earlier version of tfidf-tune wrote the probe file, make "
+                "the file again"
             )
 
 
@@ -316,9 +313,8 @@ class MemorizationProbe:
         """
         if len(self._controls) < positive_control.NUM_CONTROLS:
             return {}, (
-                f"nothing shows that the monitor could see a recited passage: its positive control "
-                f"takes "
-                f"{positive_control.NUM_CONTROLS} controls, there are {len(self._controls)}"
+                "nothing shows that the monitor could see a recited passage: its positive control "
+                f"takes {positive_control.NUM_CONTROLS} controls, there are {len(self._controls)}"
             )
         # Each control is asked for twice, with a copy of it in front and without.
         controls = []

@@ -74,8 +74,8 @@ def is_likelier_after_bos(model: LM, bos_id: int, texts: list[list[int]]) -> boo
     except ConnectionRefusedError as error:  # a server that scores nothing
         _logger.warning(
             "it is unknown if the model was trained with BOS, because the server scores no texts "
-            "(%s), and it gets none: --bos true of an audit, --metadata bos=true of an "
-            "evaluation, adds it",
+            "(%s), and it gets none: --bos true of an audit, --metadata bos=true of an evaluation, "
+            "adds it",
             error,
         )
         return False

@@ -238,7 +238,7 @@ def probed(
     file = probe_file or os.environ.get(PROBE_FILE_VARIABLE)
     if not file:
         raise ValueError(
-            f"no probe file is named: give --metadata probe_file=RUN/probe.jsonl, or set "
+            "no probe file is named: give --metadata probe_file=RUN/probe.jsonl, or set "
             f"{PROBE_FILE_VARIABLE}; `tfidf-tune probe make` makes one of your own text"
         )
     passages = kept(digest(["passages", str(file)]), partial(read_probe_file, file))

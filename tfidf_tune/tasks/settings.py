@@ -109,7 +109,7 @@ def _bos_setting(metadata: Mapping[str, Any], prompts: str) -> bool | None:
     if len(set(wanted.values())) > 1:
         raise ValueError(
             f"bos={metadata['bos']} and add_bos_token={metadata['add_bos_token']} differ: leave "
-            f"out one"
+            "out one"
         )
     return next(iter(wanted.values()), None)
 

@@ -263,16 +263,16 @@ class _TorchtuneModel:
             our_shape = ours.get(name, "missing")
             if their_shape != our_shape:
                 problems.append(
-                    f"{self._family.hf_name(name)} is {their_shape} in the checkpoint, "
-                    f"{our_shape} in the model"
+                    f"{self._family.hf_name(name)} is {their_shape} in the checkpoint, {our_shape} "
+                    "in the model"
                 )
         if problems:
             folder = self._base.folder
             model_type = self._config.model_type
             raise ValueError(
                 f"the model of the config does not fit the checkpoint {folder} of the architecture "
-                f"'{model_type}':\n{listed(problems)}\nchange `model` or "
-                f"checkpointer.checkpoint_dir"
+                f"'{model_type}':\n"
+                f"{listed(problems)}\nchange `model` or checkpointer.checkpoint_dir"
             )
 
     def load(
@@ -454,7 +454,7 @@ def _in_the_form_of(parameter: Tensor, value: Tensor, name: str) -> Tensor:
     if not value.isfinite().all():
         raise SetupError(
             f"{name} is not finite in {value.dtype}: download the checkpoint again, or set another "
-            f"dtype"
+            "dtype"
         )
     if is_4bit(parameter):
         is_transposed = cast(Any, parameter).is_transposed

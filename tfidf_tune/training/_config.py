@@ -272,7 +272,7 @@ def _choose_seed(cfg: DictConfig) -> int:
     if cfg.resume_from_checkpoint and earlier.is_file():
         with setup_errors(
             f"config: seed is null: set it to that of the run to resume, which {earlier} does not "
-            f"say"
+            "say"
         ):
             return int(OmegaConf.select(OmegaConf.load(earlier), "seed"))
     return random.SystemRandom().randrange(2**31)

@@ -71,7 +71,7 @@ def build_tokenizer(cfg: FinetuneConfig, model: nn.Module) -> Any:
     elif tokenizer.max_seq_len > limit:
         raise SetupError(
             f"tokenizer.max_seq_len is {tokenizer.max_seq_len}, the model takes at most {limit}: "
-            f"lower it"
+            "lower it"
         )
     return tokenizer
 
@@ -121,7 +121,7 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
         if len(lengths) > 1:
             raise SetupError(
                 f"config: dataset: packed rows of {lengths} tokens cannot be mixed: give them one "
-                f"length"
+                "length"
             )
         with setup_errors("config: dataset"):  # packed and unpacked cannot be mixed
             built = ConcatDataset(built)
@@ -131,9 +131,9 @@ def build_dataset(cfg: FinetuneConfig, tokenizer: Any) -> Dataset[Any]:
     _look_for_passages(cfg, dataset)
     if cfg.evaluate and not probe_files(cfg, dataset):
         raise SetupError(
-            "config: evaluate is true, but the data set has no passages of a probe_file that "
-            "could be evaluated: hold some out (dataset.holdout, dataset.targets), name more "
-            "text, or leave out evaluate"
+            "config: evaluate is true, but the data set has no passages of a probe_file that could "
+            "be evaluated: hold some out (dataset.holdout, dataset.targets), name more text, or "
+            "leave out evaluate"
         )
     if is_packed(dataset) and cfg.collate_fn != DEFAULT_COLLATE:
         raise SetupError(
@@ -285,7 +285,7 @@ def read_passages(cfg: FinetuneConfig, dataset: Any, probe_file: str) -> Sequenc
     if absent:
         print_once(
             f"{len(absent)} of {counted(len(targets), 'target')} of {probe_file} are not in the "
-            f"training text"
+            "training text"
         )
     return trained.passages
 

@@ -114,8 +114,8 @@ def _check_probe_files(cfg: FinetuneConfig) -> None:
             read_probe_file(file)
         except (OSError, ValueError) as error:
             raise SetupError(
-                f"config: {where} has the probe_file {section.probe_file}, which exists and is "
-                "not a probe file: choose another name, or move it away"
+                f"config: {where} has the probe_file {section.probe_file}, which exists and is not "
+                "a probe file: choose another name, or move it away"
             ) from error
 
 

@@ -219,8 +219,8 @@ def check_files(
             problems.append(f"{name} is of a layer that config.json does not have")
     if problems:
         raise ValueError(
-            f"weights and config.json of the {config.model_type} in {folder} do not "
-            f"match:\n{listed(problems)}\ncorrect config.json, or name another checkpoint"
+            f"weights and config.json of the {config.model_type} in {folder} do not match:\n"
+            f"{listed(problems)}\ncorrect config.json, or name another checkpoint"
         )
     return model, unused
 

@@ -146,8 +146,8 @@ def _check_shards_of_nf4(model: nn.Module, num_shards: int) -> None:
         num_weights = math.prod(parameter.shape)
         if parameter.shape[0] % num_shards or num_weights % (NF4_MULTIPLE * num_shards):
             raise SetupError(
-                f"NF4 weight {name}, of {tuple(parameter.shape)}, blocks of {NF4_MULTIPLE}, "
-                f"cannot be cut into {num_shards} shards: {_UNSHARDED}"
+                f"NF4 weight {name}, of {tuple(parameter.shape)}, blocks of {NF4_MULTIPLE}, cannot "
+                f"be cut into {num_shards} shards: {_UNSHARDED}"
             )
 
 

@@ -99,8 +99,8 @@ def check_resources(
         raise SetupError(
             f"{number} checkpoints of {format_bytes(size)} and {number_to_resume} to resume from "
             f"of {format_bytes(size_to_resume)} do not fit into {run.output_dir}, where "
-            f"{format_bytes(free)} are free: choose another output_dir, fewer save_at_percent or "
-            "a lower keep_last_n_checkpoints"
+            f"{format_bytes(free)} are free: choose another output_dir, fewer save_at_percent or a "
+            "lower keep_last_n_checkpoints"
         )
 
 

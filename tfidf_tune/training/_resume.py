@@ -183,7 +183,7 @@ class ResumePoint:
             return "no resume checkpoint was written; milestones written so far are complete"
         return (
             f"the last good checkpoint is {self.checkpoint}: set resume_from_checkpoint=True to "
-            f"resume from it"
+            "resume from it"
         )
 
     def restore(self, state: TrainState) -> None:

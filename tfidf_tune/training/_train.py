@@ -410,6 +410,6 @@ def _naming_last_checkpoint(resume: ResumePoint) -> Iterator[None]:
         if not is_lost_process(error):
             raise
         raise LostProcessError(
-            f"another process of the run was lost: its own message or torchrun's says why; "
+            "another process of the run was lost: its own message or torchrun's says why; "
             f"{resume.last_checkpoint()}"
         ) from error

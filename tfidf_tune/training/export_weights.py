@@ -54,8 +54,8 @@ def export_weights(
     if loss.weighting.needs_predictions:
         objective = type(loss.weighting).__name__.removesuffix("Weighting")
         raise SetupError(
-            f"config: loss: the weights of {objective} depend on the predictions of the model "
-            "that is trained: export an objective of labels alone, such as TFIDFCrossEntropyLoss"
+            f"config: loss: the weights of {objective} depend on the predictions of the model that "
+            "is trained: export an objective of labels alone, such as TFIDFCrossEntropyLoss"
         )
     if is_packed(dataset):
         raise SetupError(
@@ -64,7 +64,7 @@ def export_weights(
     if cfg.collate_fn != DEFAULT_COLLATE:
         raise SetupError(
             f"config: collate_fn is {cfg.collate_fn}, whose padding the export does not know: "
-            f"leave it out"
+            "leave it out"
         )
     data.set_special_tokens(loss, tokenizer)
     # The seed is checked.

@@ -326,6 +326,6 @@ class RepetitionWeighting(TokenWeighting):
             if saved != settings:
                 raise ValueError(
                     f"the saved counts are of h, k, sample, num_buckets = {saved}, not {settings}: "
-                    f"set these to the former, or start with a new state"
+                    "set these to the former, or start with a new state"
                 )
         super()._load_from_state_dict(state_dict, prefix, *args)

@@ -83,7 +83,7 @@ class TokenBatch:
             # torchtune's stock recipes flatten labels for every loss but one of this name.
             raise ValueError(
                 f"labels has shape {tuple(self.labels.shape)}, expected [b, s]: in torchtune's "
-                f"stock recipes set loss._component_=tfidf_tune.loss.stock.CEWithChunkedOutputLoss"
+                "stock recipes set loss._component_=tfidf_tune.loss.stock.CEWithChunkedOutputLoss"
             )
         for name, tensor in _integers_of(self).items():
             # Unsigned ones cannot hold -100, or are masks; the number of a document is never -100.
@@ -240,8 +240,7 @@ class OneThread:
         if not self._lock.acquire(False):
             raise RuntimeError(
                 "two threads update one window of token counts at the same time: give each thread "
-                "its own loss, for "
-                "example copy.deepcopy(loss)"
+                "its own loss, for example copy.deepcopy(loss)"
             )
 
     def __exit__(self, *error: object) -> None:
@@ -443,7 +442,7 @@ def require_no_tokens(weighting: TokenWeighting, host: str) -> None:
     if weighting.needs_tokens:
         raise ValueError(
             f"the weighting counts all tokens, but {host} passes only the labels to a loss: set "
-            f"counted to 'labels'"
+            "counted to 'labels'"
         )
 
 
