@@ -47,6 +47,12 @@ def name_repeated_windows(corpus: TokenArray, length: int) -> Positions:
     halves have equal names, so the names of single tokens are paired ``log2(length)`` times.
     Returns int64 of the shape of ``corpus``: 1 or more and equal for equal windows that start
     there; 0 for a window that occurs once or crosses a document's end.
+
+    For example, windows of 3 tokens of two documents, 5 6 7 8 9 and 5 6 7 8 4::
+
+        corpus             5 6 7 8 9 | 5 6 7 8 4 |
+        names of 2 tokens  1 2 3 0 0 0 1 2 3 0 0 0    5 6, 6 7 and 7 8 occur again
+        names of 3 tokens  1 2 0 0 0 0 1 2 0 0 0 0    5 6 7 is the pair (1, 2), 6 7 8 is (2, 3)
     """
     names = np.zeros(len(corpus) + length, dtype=np.int64)
     names[: len(corpus)] = corpus - SEPARATOR
@@ -82,6 +88,10 @@ def duplicated_stretches(names: Positions, length: int) -> list[tuple[Positions,
     Each stretch is as long as it can be without losing an occurrence. Occurrences are counted from
     the left without overlap; the stretches are in the order of the first. ``names`` are those of
     :func:`name_repeated_windows`.
+
+    In the example there, window 1 is always followed by window 2, and both occur twice: one stretch
+    of 2 windows, so of 4 tokens, at the places 0 and 6. If 6 7 8 stood alone somewhere else, window
+    2 would occur three times, and each window would be a stretch of its own.
     """
     places = np.flatnonzero(names)
     if not len(places):
@@ -294,6 +304,10 @@ class LearnedRuns:
     def _shared(self, answer: Answer, length: int) -> Iterator[Positions]:
         """Yield in parts the places of all windows of ``length`` tokens that are also windows of
         the answer.
+
+        Only windows of ``_length`` tokens have names. Of an answer of 24 tokens, a run of 12 with
+        names of 8 contains 5 named windows in sequence, so one of every 5: those at the offsets 4,
+        9 and 14 are looked up, and each place with the same name is compared token by token.
         """
         num_tokens = answer.num_tokens
         ids = self.tokens[answer.place : answer.place + num_tokens]
@@ -399,6 +413,11 @@ class WindowChooser:
     def duplicates(self, stretches: Iterable[tuple[Positions, int]]) -> Iterator[Positions]:
         """Choose and take the occurrences of a window of each stretch: where the best start is, the
         first of equal.
+
+        A stretch of 4 tokens at the places 0 and 6 has 2 windows of 3 tokens. If a document starts at 0,
+        the window at offset 0 is the best prompt, and the places 0 and 6 are
+        taken. If token 0 or 6 is taken
+        already, the window at offset 1 is left, at 1 and 7.
         """
         for starts, num_windows in stretches:
             # Offsets at which no occurrence overlaps a chosen window; occurrences differ only in
