@@ -414,10 +414,9 @@ class WindowChooser:
         """Choose and take the occurrences of a window of each stretch: where the best start is, the
         first of equal.
 
-        A stretch of 4 tokens at the places 0 and 6 has 2 windows of 3 tokens. If a document starts at 0,
-        the window at offset 0 is the best prompt, and the places 0 and 6 are
-        taken. If token 0 or 6 is taken
-        already, the window at offset 1 is left, at 1 and 7.
+        A stretch of 4 tokens at the places 0 and 6 has 2 windows of 3 tokens. If a document starts
+        at 0, the window at offset 0 is the best prompt, and the places 0 and 6 are taken. If token
+        0 or 6 is taken already, the window at offset 1 is left, at 1 and 7.
         """
         for starts, num_windows in stretches:
             # Offsets at which no occurrence overlaps a chosen window; occurrences differ only in
