@@ -29,10 +29,8 @@ class _HostTensors(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         index = args[1] if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__) else None
-        is_list = any(
-            isinstance(part, list | range)
-            for part in (index if isinstance(index, tuple) else [index])
-        )
+        parts = index if isinstance(index, tuple) else [index]
+        is_list = any(isinstance(part, list | range) for part in parts)
         if is_list or func in (torch.tensor, torch.as_tensor, torch.from_numpy):
             self.calls.append(func.__name__)
         return func(*args, **(kwargs or {}))

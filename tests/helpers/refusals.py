@@ -130,7 +130,8 @@ def assert_refused(row: BadInput, site: Site) -> None:
 
 def _contents(folder: Path) -> dict[str, bytes | None]:
     """Return every file's content by its name, None for folders."""
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes() if path.is_file() else None
-        for path in folder.rglob("*")
-    }
+    contents: dict[str, bytes | None] = {}
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        contents[name] = path.read_bytes() if path.is_file() else None
+    return contents

@@ -38,13 +38,19 @@ def random_text(seed, num_words=200):
 def changed(text, share, seed):
     """Replace a share of the words."""
     rng = random.Random(seed)
-    return " ".join("other" if rng.random() < share else word for word in text.split(" "))
+    words = text.split(" ")
+    for index in range(len(words)):
+        if rng.random() < share:
+            words[index] = "other"
+    return " ".join(words)
 
 
 def write_rows(file, rows):
     """Write rows, or texts, as JSON lines; return the file's name."""
-    columns = (row if isinstance(row, dict) else {"text": row} for row in rows)
-    file.write_text("".join(json.dumps(row) + "\n" for row in columns), encoding="utf-8")
+    with file.open("w", encoding="utf-8") as lines:
+        for row in rows:
+            columns = row if isinstance(row, dict) else {"text": row}
+            lines.write(json.dumps(columns) + "\n")
     return str(file)
 
 

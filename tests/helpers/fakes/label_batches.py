@@ -5,6 +5,7 @@ of states.
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from itertools import chain
 from typing import Any
 from unittest import mock
 
@@ -68,9 +69,10 @@ def assert_weights_equal_reference(
 
 def assert_window_equals_reference(window: DocumentWindow, reference: ReferenceTFIDF) -> None:
     """Exactly: these are integers."""
-    counter = Counter(
-        token for batch in reference.window for document in batch for token in document
-    )
+    counter: Counter[int] = Counter()
+    for batch in reference.window:
+        for document in batch:
+            counter.update(document)
     tokens = sorted(
         {-2, -1, 0, *counter, window.vocab_size - 1, window.vocab_size, window.vocab_size + 2}
     )
@@ -89,7 +91,8 @@ def capped_rtol(labels: Tensor, expected: list[list[float]], cap: float | None) 
     if cap is None:
         return WEIGHT_RTOL
     num_valid = int((labels != IGNORED).sum())
-    num_capped = sum(weight >= cap * (1 - 1e-9) for row in expected for weight in row)
+    weights = chain.from_iterable(expected)
+    num_capped = sum(weight >= cap * (1 - 1e-9) for weight in weights)
     rest = num_valid - num_capped * cap
     return WEIGHT_RTOL + (num_valid * EPS / rest if rest > 1e-6 else 0.0)
 

@@ -109,10 +109,10 @@ class Host:
                 scored = self.once(token_likelihoods, ids + made)
                 values = [None, *(-scored.nll).tolist()]
                 tokens = [self.tokenizer.decode([one]) for one in ids + made]
-                top = [None] + [
-                    {"best": value if greedy else value / 2}
-                    for value, greedy in zip(values[1:], scored.greedy, strict=True)
-                ]
+                top = [None]
+                for value, greedy in zip(values[1:], scored.greedy, strict=True):
+                    best = value if greedy else value / 2
+                    top.append({"best": best})
                 choice["text"] = self.tokenizer.decode(ids + made)
                 choice["logprobs"] = {
                     "tokens": tokens,
@@ -223,13 +223,12 @@ def serving(folder, host=None):
                 choice["text"] = None
             elif fault == "two":
                 answer["choices"] = [choice, choice]
-            body = (
-                b"<html>"
-                if fault == "html"
-                else answer
-                if isinstance(answer, bytes)
-                else json.dumps(answer).encode()
-            )
+            if fault == "html":
+                body = b"<html>"
+            elif isinstance(answer, bytes):
+                body = answer
+            else:
+                body = json.dumps(answer).encode()
             if fault == "bomb":
                 return self.reply(200, gzip.compress(bytes(1 << 28)), {"Content-Encoding": "gzip"})
             if fault == "cut":

@@ -68,7 +68,9 @@ def replace(one, **fields):
 
 def results_of(records, provenance=None):
     """The table of results of records."""
-    rows = [(at, *row) for at, one in enumerate(records) for row in one.rows()]
+    rows = []
+    for number, one in enumerate(records):
+        rows += [(number, *row) for row in one.rows()]
     return Results(tuple(one.checkpoint for one in records), scores_table(rows), provenance or {})
 
 
@@ -84,16 +86,19 @@ def grown_records(
     objectives=("CE", "TF-IDF", "Goldfish"), rates=(3e-4, 1e-3, 3e-3), num_seeds=3, model="Tiny"
 ):
     """Objectives that recite less and less; the middle learning rate has the lowest perplexity."""
-    return [
-        record(
-            objective,
-            (1 + at) * 20 / (1 + rank) + seed / 10 * (1 + rank),
-            model=model,
-            seed=seed,
-            learning_rate=rate,
-            log_perplexity=3 + 0.1 * abs(at - 1) + 0.01 * rank + 0.002 * seed * (1 + rank),
-        )
-        for rank, objective in enumerate(objectives)
-        for at, rate in enumerate(rates)
-        for seed in range(num_seeds)
-    ]
+    records = []
+    for rank, objective in enumerate(objectives):
+        for number, rate in enumerate(rates):
+            for seed in range(num_seeds):
+                lms = (1 + number) * 20 / (1 + rank) + seed / 10 * (1 + rank)
+                log_perplexity = 3 + 0.1 * abs(number - 1) + 0.01 * rank + 0.002 * seed * (1 + rank)
+                made = record(
+                    objective,
+                    lms,
+                    model=model,
+                    seed=seed,
+                    learning_rate=rate,
+                    log_perplexity=log_perplexity,
+                )
+                records.append(made)
+    return records

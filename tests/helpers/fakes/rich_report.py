@@ -1,5 +1,6 @@
 """A report with everything that a real one has, and with texts as models may write them."""
 
+import itertools
 import math
 import random
 
@@ -53,7 +54,7 @@ def rich_report() -> Report:
 
 def _tables() -> tuple[Table, ...]:
     rng = random.Random(0)
-    pairs = [(model, objective) for model in _MODELS for objective in _OBJECTIVES]
+    pairs = list(itertools.product(_MODELS, _OBJECTIVES))
     recited = pd.DataFrame(pairs, columns=["Model", "Objective"])
     formats = dict.fromkeys(
         ("Avg Prefix", "Avg LMS", "ROUGE-L", "BERTScore", "Verbatim (%)"), ".2f"

@@ -157,7 +157,7 @@ def summaries(*rouge, bertscore=88.0, missing=None):
 
 def answers(*f1):
     return tuple(
-        {"id": f"q{i}", "exact_match": 100.0 * (value == 100), "f1": float(value)}
+        {"id": f"q{i}", "exact_match": 100.0 if value == 100 else 0.0, "f1": float(value)}
         for i, value in enumerate(f1)
     )
 
@@ -211,6 +211,19 @@ def results(*runs):
         return import_results(folders)
 
 
+def _probed(rng, means, num_passages):
+    """Samples at two prefix lengths, of passages with random LMS of the mean of their kind."""
+    probed = []
+    for prefix_length in (32, 50):
+        for kind, mean in means.items():
+            for i in range(num_passages):
+                lms = int(rng.exponential(mean))
+                probed.append(
+                    sample(f"{kind}-{i}", lms, kind=kind, prefix_length=prefix_length, length=128)
+                )
+    return probed
+
+
 def grown_runs(
     objectives=("CE", "TF-IDF"), *, model="Tiny", seeds=(0,), num_passages=20, downstream=True
 ):
@@ -224,18 +237,7 @@ def grown_runs(
             evaluations = []
             for progress in (10, 25, 50, 75, 100):
                 means = {"target": 1 + 30 * (progress / 100) ** 2 / (1 + 2 * rank), "control": 2.0}
-                probed = [
-                    sample(
-                        f"{kind}-{i}",
-                        int(rng.exponential(mean)),
-                        kind=kind,
-                        prefix_length=p,
-                        length=128,
-                    )
-                    for p in (32, 50)
-                    for kind, mean in means.items()
-                    for i in range(num_passages)
-                ]
+                probed = _probed(rng, means, num_passages)
                 fields = {
                     "blocks": blocks(
                         (20 + 5 * rank) * (1 + 8 * (1 - progress / 100) ** 2), num_blocks=6

@@ -206,6 +206,15 @@ class Output:
         return [sample["doc"] for sample in self.samples(task)]
 
 
+def _with_file_names(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings with paths as text, as JSON takes them."""
+    settings = settings.copy()
+    for key, value in settings.items():
+        if isinstance(value, Path):
+            settings[key] = str(value)
+    return settings
+
+
 def run_tasks(
     model_args: dict[str, Any] | Path,
     tasks: str | list[str] | tuple[str, ...],
@@ -214,15 +223,13 @@ def run_tasks(
 ) -> Output:
     """Call ``evaluate`` on the CPU; settings other than batch size and limit are metadata."""
     options = {key: settings.pop(key) for key in ("batch_size", "limit") if key in settings}
+    if not isinstance(model_args, dict):
+        model_args = {"pretrained": str(model_args), "dtype": "float32"}
     evaluate(
-        model_args
-        if isinstance(model_args, dict)
-        else {"pretrained": str(model_args), "dtype": "float32"},
+        model_args,
         [tasks] if isinstance(tasks, str) else list(tasks),
         output,
-        metadata={
-            key: str(value) if isinstance(value, Path) else value for key, value in settings.items()
-        },
+        metadata=_with_file_names(settings),
         device="cpu",
         **options,
     )
@@ -247,7 +254,11 @@ def embedded_ids() -> Iterator[list[torch.Tensor]]:
 
 def prompts_seen(calls: list[torch.Tensor]) -> list[list[int]]:
     """Return the rows of the forward passes without a cache."""
-    return [row for call in calls if call.shape[1] > 1 for row in call.tolist()]
+    rows: list[list[int]] = []
+    for call in calls:
+        if call.shape[1] > 1:
+            rows += call.tolist()
+    return rows
 
 
 def lm_eval(
@@ -270,7 +281,7 @@ def lm_eval(
         "--tasks",
         tasks,
         "--metadata",
-        json.dumps({key: str(v) if isinstance(v, Path) else v for key, v in metadata.items()}),
+        json.dumps(_with_file_names(metadata)),
         "--device",
         "cpu",
         "--log_samples",

@@ -130,19 +130,20 @@ def means_by_kind(samples: list[Any]) -> dict[str, float]:
     """Return mean LMS and prefix match of samples of targets and controls, by the names of the
     monitor.
     """
-    return {
-        f"memorization_{kind}_{name}": np.mean(
-            [getattr(sample, name) for sample in samples if sample.kind == kind]
-        )
-        for kind in ("target", "control")
-        for name in ("lms", "prefix_match")
-    }
+    means = {}
+    for kind in ("target", "control"):
+        kept = [sample for sample in samples if sample.kind == kind]
+        for name in ("lms", "prefix_match"):
+            means[f"memorization_{kind}_{name}"] = np.mean([getattr(one, name) for one in kept])
+    return means
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     """Read all weights of a checkpoint, however many files they are in."""
     parts = [load_file(file) for file in folder.glob("*.safetensors")]
-    weights = {name: value for part in parts for name, value in part.items()}
+    weights: dict[str, torch.Tensor] = {}
+    for part in parts:
+        weights |= part
     assert len(weights) == sum(map(len, parts)) > 0
     return weights
 

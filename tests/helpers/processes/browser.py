@@ -77,7 +77,12 @@ class Browser:
             for event in events
             if event["method"] == "Network.requestWillBeSent"
         ]
-        return [url.split(",")[0] if url.startswith("data:") else url for url in urls]
+        addresses = []
+        for url in urls:
+            if url.startswith("data:"):
+                url = url.split(",")[0]
+            addresses.append(url)
+        return addresses
 
     def screenshot(self) -> np.ndarray:
         """What the window shows: ``[height, width, 3]`` float, 0 to 1."""

@@ -124,9 +124,8 @@ def limit_files(*_: object, **__: object) -> None:
 
 def overflow_shard(_: Any, optimizer: torch.optim.Optimizer) -> None:
     """Make a gradient infinite in the shard of this process."""
-    gradients = [
-        parameter.grad for group in optimizer.param_groups for parameter in group["params"]
-    ]
+    groups = [group["params"] for group in optimizer.param_groups]
+    gradients = [parameter.grad for parameter in itertools.chain.from_iterable(groups)]
     assert all(isinstance(gradient, DTensor) for gradient in gradients)
     gradients[0]._local_tensor.fill_(torch.inf)
 

@@ -72,7 +72,9 @@ def logit_error_of(head):
     """How far the logits of hidden states and head may be off: their sum of products, and in 16 bit
     their rounding.
     """
-    hidden, weight, bias = (None if tensor is None else tensor.detach().double() for tensor in head)
+    hidden = head.hidden.detach().double()
+    weight = head.weight.detach().double()
+    bias = None if head.bias is None else head.bias.detach().double()
     magnitudes = F.linear(hidden.abs(), weight.abs(), None if bias is None else bias.abs()).amax(
         dim=-1
     )

@@ -69,23 +69,20 @@ def values_of(function, batch, upstream=1.0, wanted=("hidden", "weight", "bias")
 
     Computed on a device, returned on the CPU.
     """
-    head = HeadInput(
-        *(
-            None
-            if tensor is None
-            else tensor.detach().to(device, copy=True).requires_grad_(name in wanted)
-            for name, tensor in zip(HeadInput._fields, batch.head, strict=True)
-        )
-    )
+    tensors = []
+    for name, tensor in zip(HeadInput._fields, batch.head, strict=True):
+        if tensor is not None:
+            tensor = tensor.detach().to(device, copy=True).requires_grad_(name in wanted)
+        tensors.append(tensor)
+    head = HeadInput(*tensors)
     total, losses = function(head, batch.labels.to(device), batch.coefficients.to(device))
     if total.requires_grad:
         (total * upstream).backward()
-    values = [
-        total.detach(),
-        losses.detach(),
-        *(None if tensor is None else tensor.grad for tensor in head),
-    ]
-    return Values(*(None if value is None else value.cpu() for value in values))
+    values = [total.detach().cpu(), losses.detach().cpu()]
+    for tensor in head:
+        gradient = None if tensor is None else tensor.grad
+        values.append(None if gradient is None else gradient.cpu())
+    return Values(*values)
 
 
 def reference(head, labels, coefficients):
@@ -97,9 +94,14 @@ def reference(head, labels, coefficients):
     return (losses * coefficients.to(losses.dtype)).sum(), losses
 
 
+def _in_float64(head):
+    hidden, weight, bias = head
+    bias = None if bias is None else bias.detach().double()
+    return HeadInput(hidden.detach().double(), weight.detach().double(), bias)
+
+
 def truth_of(batch, upstream=1.0):
-    in_float64 = HeadInput(*(None if tensor is None else tensor.double() for tensor in batch.head))
-    return values_of(reference, batch._replace(head=in_float64), upstream)
+    return values_of(reference, batch._replace(head=_in_float64(batch.head)), upstream)
 
 
 def tolerances(batch, upstream=1.0):
@@ -112,9 +114,7 @@ def tolerances(batch, upstream=1.0):
     sqrt(v) eps of it (Higham and Mary 2019, lambda = 2), which shifts the logarithm by as much. The
     sums that gradients and total are made of come on top.
     """
-    hidden, weight, bias = (
-        None if tensor is None else tensor.detach().double() for tensor in batch.head
-    )
+    hidden, weight, bias = _in_float64(batch.head)
     hidden = hidden.flatten(0, 1)
     labels = batch.labels.flatten()
     coefficients = batch.coefficients.flatten().double().abs() * abs(upstream)

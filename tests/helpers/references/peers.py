@@ -8,7 +8,7 @@ purpose: another hash would hide other tokens of a corpus, so that a run could n
 import math
 from collections import Counter
 from fractions import Fraction
-from itertools import combinations, groupby
+from itertools import chain, combinations, groupby
 from operator import itemgetter
 
 from helpers.references.tfidf import IGNORED, reference_unit_mean
@@ -128,15 +128,17 @@ class ReferenceRepetition:
         counts = [[self.count(of_token, first_pass) for of_token in row] for row in keys]
         if training and first_pass:
             self.put_in(keys, document_ids)
-        return [
-            [
-                0.0
-                if token == IGNORED
-                else (1 + self.repeats(row, position, labels, contexts, counts)) ** -self.alpha
-                for position, token in enumerate(tokens)
-            ]
-            for row, tokens in enumerate(labels)
-        ]
+        raw = []
+        for row, tokens in enumerate(labels):
+            weights = []
+            for position, token in enumerate(tokens):
+                if token == IGNORED:
+                    weights.append(0.0)
+                else:
+                    repeats = self.repeats(row, position, labels, contexts, counts)
+                    weights.append((1 + repeats) ** -self.alpha)
+            raw.append(weights)
+        return raw
 
     def keys(self, token, context):
         """Bucket and fingerprint of the choices that are kept."""
@@ -160,8 +162,11 @@ class ReferenceRepetition:
     def count(self, keys, first_pass):
         if not keys:
             return None
-        entries = [(self.table.get(bucket, (None, 0)), fingerprint) for bucket, fingerprint in keys]
-        count = max(count if own == fingerprint else 0 for (own, count), fingerprint in entries)
+        counts = []
+        for bucket, fingerprint in keys:
+            own, count = self.table.get(bucket, (None, 0))
+            counts.append(count if own == fingerprint else 0)
+        count = max(counts)
         return count if first_pass else max(count - 1, 0)
 
     def put_in(self, keys, document_ids):
@@ -172,7 +177,8 @@ class ReferenceRepetition:
         for number, row in enumerate(keys):
             ids = document_ids[number] if document_ids else [0] * len(row)
             for _, document in groupby(zip(ids, row, strict=True), key=itemgetter(0)):
-                num_documents.update({key for _, of_token in document for key in of_token})
+                keys_of_tokens = [of_token for _, of_token in document]
+                num_documents.update(set(chain.from_iterable(keys_of_tokens)))
         largest = dict(sorted(num_documents))  # the last of each bucket
         for bucket, fingerprint in largest.items():
             number = num_documents[bucket, fingerprint]
@@ -207,8 +213,6 @@ class ReferenceRepetition:
 
 def mean_1(raw, labels):
     """Scaled to mean 1 over the valid tokens; zeros where no token weighs anything."""
-    return (
-        reference_unit_mean(raw, labels)
-        if any(weight > 0 for row in raw for weight in row)
-        else raw
-    )
+    if any(weight > 0 for weight in chain.from_iterable(raw)):
+        return reference_unit_mean(raw, labels)
+    return raw

@@ -76,12 +76,11 @@ def reference_unit_mean(raw, labels, cap=None):
     """Scale to mean 1 over the valid tokens; with a cap, find the scale c of min(c * w', cap) by
     bisection.
     """
-    valid = [
-        weight
-        for weights, tokens in zip(raw, labels, strict=True)
-        for weight, token in zip(weights, tokens, strict=True)
-        if token != IGNORED
-    ]
+    valid = []
+    for weights, tokens in zip(raw, labels, strict=True):
+        for weight, token in zip(weights, tokens, strict=True):
+            if token != IGNORED:
+                valid.append(weight)
     if not valid:
         return raw
     if cap is None:
