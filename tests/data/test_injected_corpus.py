@@ -38,6 +38,14 @@ def occurrences(stream, ids):
     return np.flatnonzero((windows == np.asarray(ids)).all(axis=1)).tolist()
 
 
+def injected_blocks(dataset):
+    """The blocks that hold a copy."""
+    blocks = []
+    for passage in dataset.passages:
+        blocks += [block for block, _ in passage.positions]
+    return blocks
+
+
 def long_lines(tokenizer, corpus_file):
     encoded = [
         tokenizer.encode(text, add_bos=False, add_eos=False)
@@ -88,11 +96,9 @@ def test_passages_with_the_same_measured_start_count_once(build, tokenizer, tmp_
     """A control must not be a copy of a target, nor a target be injected twice as often as the
     others.
     """
-    starts = ("a river", "light", "it")
-    lines = [
-        "short",
-        *(f"{start} sings over the {end}" for start in starts for end in ("house", "x")),
-    ]
+    lines = ["short"]
+    for start in ("a river", "light", "it"):
+        lines += [f"{start} sings over the house", f"{start} sings over the x"]
     file = tmp_path / "copies.txt"
     file.write_text("\n".join(lines))
     sizes = {
@@ -117,7 +123,7 @@ def test_targets_are_anywhere_and_one_that_loses_its_end_is_not_counted(build):
             starts = [block * 256 + offset for block, offset in passage.positions]
             assert starts == occurrences(stream, passage.token_ids)
             num_lost += 2 - len(starts)
-        places |= {block for passage in build(seed=seed).passages for block, _ in passage.positions}
+        places.update(injected_blocks(build(seed=seed)))
     assert num_lost > 0
     assert places == set(range(24))
 
@@ -143,7 +149,7 @@ def test_the_text_of_a_passage_keeps_special_tokens_and_torchtune_tokenizers_are
 
 def test_the_aligned_base_is_the_text_without_targets_and_controls(build, tokenizer, corpus_file):
     dataset = build(num_base=-1)
-    injected = [block for passage in dataset.passages for block, _ in passage.positions]
+    injected = injected_blocks(dataset)
     chosen = long_lines(tokenizer, corpus_file)[:6]
     documents = [
         text
@@ -280,25 +286,28 @@ def test_targets_of_the_text_itself_are_taken_out_of_it(
     )
     rest = [list(ids) for ids in documents]
     for passage in dataset.passages:
-        found = [
-            (n, start)
-            for n, ids in enumerate(documents)
-            for start in occurrences(ids, passage.token_ids)
-        ]
+        found = []
+        for number, ids in enumerate(documents):
+            found += [(number, start) for start in occurrences(ids, passage.token_ids)]
         assert len(found) == 1, "a copy would stay in the base"
         [(number, start)] = found
         rest[number][start : start + num_tokens] = [-1] * num_tokens
         starts = [block * 256 + offset for block, offset in passage.positions]
         assert starts == occurrences(stream, passage.token_ids)
-        assert passage.num_injections == len(starts) <= 4 * (passage.kind == "target")
+        most = 4 if passage.kind == "target" else 0
+        assert passage.num_injections == len(starts) <= most
     # The tail is dropped.
     assert sum(passage.num_injections for passage in dataset.passages) >= 4 * num_targets - 1
-    left = [part for ids in rest for part in split_at_gaps(ids)]
+    left = []
+    for ids in rest:
+        left += split_at_gaps(ids)
     assert sum(map(len, left)) == sum(map(len, documents)) - 2 * num_targets * num_tokens
     if layout == "aligned":
-        injected = [block for passage in dataset.passages for block, _ in passage.positions]
+        injected = injected_blocks(dataset)
         base = np.delete(dataset.blocks, injected, axis=0).flatten()
-        expected = [token for part in left for token in (*part, tokenizer.eos_id)]
+        expected = []
+        for part in left:
+            expected += [*part, tokenizer.eos_id]
         assert base.tolist() == expected[: len(base)]
         assert len(expected) - len(base) < 256
     else:
@@ -447,7 +456,7 @@ def test_the_probe_file_has_the_clean_passage_and_the_changes_of_each_copy(
                 assert (different, inserted, dropped) == (replaced, 0, 0)
     if layout == "aligned":
         assert [p.positions for p in dataset.passages] == [p.positions for p in clean.passages]
-        injected = [block for passage in dataset.passages for block, _ in passage.positions]
+        injected = injected_blocks(dataset)
         base = [np.delete(one.blocks, injected, axis=0) for one in (dataset, clean)]
         np.testing.assert_array_equal(*base)
 
@@ -470,7 +479,7 @@ def test_a_copy_that_dropped_tokens_is_filled_up_with_eos_and_base_text(build, t
     own["min_target_tokens"] = 32
     clean = build(**own)
     dataset = build(**own, noise=0.25, noise_kind="drop")
-    injected = [block for passage in clean.passages for block, _ in passage.positions]
+    injected = injected_blocks(clean)
     starts = {tuple(block[:7]) for block in np.delete(clean.blocks, injected, axis=0).tolist()}
     for passage in dataset.passages[:3]:
         for block, _ in passage.positions:

@@ -40,7 +40,11 @@ def make_documents(lengths, masked=(), seed=0):
     documents = []
     for index, length in enumerate(lengths):
         tokens = torch.randint(VOCAB_SIZE, (length,), generator=generator).tolist()
-        num_prompt = length if index in masked else length // 2 if index % 3 == 0 else 0
+        num_prompt = 0
+        if index in masked:
+            num_prompt = length
+        elif index % 3 == 0:
+            num_prompt = length // 2
         documents.append((tokens, [IGNORED] * num_prompt + tokens[num_prompt:]))
     return documents
 

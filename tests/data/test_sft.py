@@ -4,7 +4,7 @@ accounted for.
 
 import json
 import logging
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 
 import pytest
@@ -391,9 +391,8 @@ def test_what_the_template_does_not_write_is_said_and_is_no_answer(
             for record in caplog.records
             if "does not write" in record.getMessage()
         ]
-        assert [line.partition(": ")[2].rpartition(": ")[0] for line in lines] == [said] * bool(
-            said
-        )
+        whats = [line.partition(": ")[2].rpartition(": ")[0] for line in lines]
+        assert whats == ([said] if said else [])
         for answers, parts in zip(found, expected, strict=True):
             assert len(answers) == len(parts)
             assert all(part in answer for answer, part in zip(answers, parts, strict=True))
@@ -605,8 +604,7 @@ def test_bos_and_eos_that_a_text_has_are_not_doubled(chat_tokenizer, sft, tmp_pa
     assert others == [first] * 3
     rows = [
         {"prompt": prompt, "completion": f" two{ending}"}
-        for prompt in ("one", f"{begin}one")
-        for ending in ("", end)
+        for prompt, ending in product(("one", f"{begin}one"), ("", end))
     ]
     first, *others = sft(chat_tokenizer, rows)
     assert others == [first] * 3

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from itertools import chain
 from unittest.mock import Mock
 
 import pytest
@@ -86,10 +87,10 @@ def as_torchtune_tokenizes(tokenizer, prompt, target):
         Message(role="assistant", content=target),
     ]
     tokens, mask = tokenizer.tokenize_messages(messages)
-    return {
-        "tokens": tokens,
-        "labels": [-100 if masked else token for token, masked in zip(tokens, mask, strict=True)],
-    }
+    labels = []
+    for token, masked in zip(tokens, mask, strict=True):
+        labels.append(-100 if masked else token)
+    return {"tokens": tokens, "labels": labels}
 
 
 def split(sample):
@@ -279,9 +280,8 @@ def test_only_the_same_settings_are_read_from_the_cache(tokenizer, news, monkeyp
         type(tokenizer), "encode_batch", encode := Mock(wraps=tokenizer.encode_batch)
     )
     assert [build(*each) for each in limits] == first
-    assert max(len(text) for call in encode.call_args_list for text in call.args[0]) < 50, (
-        "an article is tokenized"
-    )
+    encoded = chain.from_iterable(call.args[0] for call in encode.call_args_list)
+    assert max(len(text) for text in encoded) < 50, "an article is tokenized"
     monkeypatch.setattr(
         "tfidf_tune.data.squad_and_news.summarization_prompt", lambda article: f"{article} TL;DR:"
     )

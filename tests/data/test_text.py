@@ -72,7 +72,7 @@ def test_a_long_document_is_cut_into_pieces_that_lose_nothing(tokenizer, texts, 
     whole = tokenizer.encode(LONG)
     dataset = texts(tokenizer, [SHORT, LONG, SHORT], max_seq_len=16)
     _, *pieces, _ = in_order = items(dataset)
-    assert [token for piece in pieces for token in piece] == whole
+    assert list(itertools.chain.from_iterable(pieces)) == whole
     assert {len(piece) for piece in pieces[:-1]} == {16}
     assert len(pieces) > 2
     assert (dataset.num_documents, dataset.num_cut, dataset.num_left_out) == (3, 1, 0)
@@ -118,7 +118,9 @@ def test_documents_are_concatenated_and_cut(tokenizer):
     # More than one batch of the tokenizer.
     documents = [f"{number} the river sings" for number in range(700)]
     for add_eos in (False, True):
-        stream = [token for text in documents for token in tokenizer.encode(text, add_eos=add_eos)]
+        stream = []
+        for text in documents:
+            stream += tokenizer.encode(text, add_eos=add_eos)
         blocks = text_blocks(tokenizer, documents, block_size=8, add_eos=add_eos)
         assert (blocks.dtype, blocks.shape) == (np.int32, (len(stream) // 8, 8))
         assert blocks.flatten().tolist() == stream[: blocks.size]
@@ -200,7 +202,11 @@ def repetitive_file(tmp_path):
     often = words(rng, 40)
     less = words(rng, 40)
     for number in range(60):
-        inserted = [often] if number % 12 == 0 else [less] if number % 20 == 5 else []
+        inserted = []
+        if number % 12 == 0:
+            inserted = [often]
+        elif number % 20 == 5:
+            inserted = [less]
         rows.append(
             " ".join([words(rng, 60), *inserted, words(rng, 30)])
             + ("<|endoftext|>" if number % 7 == 0 else "")
@@ -246,15 +252,18 @@ def test_held_out_windows_are_all_that_training_lacks_and_targets_have_their_nat
     # What is trained on is the text without the controls, each a run of one document.
     rest = [ids.tolist() for ids in documents]
     for control in controls:
-        ((at, start),) = [
-            (at, start)
-            for at, ids in enumerate(rest)
-            for start in occurrences(ids, control.token_ids)
-        ]
-        rest[at : at + 1] = [part for part in (rest[at][:start], rest[at][start + 32 :]) if part]
-    stream = [
-        token for ids in rest for token in ids + [tokenizer.eos_id] * (ids[-1] != tokenizer.eos_id)
-    ]
+        found = []
+        for number, ids in enumerate(rest):
+            found += [(number, start) for start in occurrences(ids, control.token_ids)]
+        [(number, start)] = found
+        before = rest[number][:start]
+        after = rest[number][start + 32 :]
+        rest[number : number + 1] = [part for part in (before, after) if part]
+    stream = []
+    for ids in rest:
+        stream += ids
+        if ids[-1] != tokenizer.eos_id:
+            stream.append(tokenizer.eos_id)
     blocks = np.array(stream[: len(stream) // 32 * 32]).reshape(-1, 32)
     assert tokenizer.eos_id not in {
         *np.array(stream)[np.flatnonzero(np.diff(stream) == 0)].tolist()

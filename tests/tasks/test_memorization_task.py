@@ -30,7 +30,10 @@ def expected(model_folder, probe_file, *, base=None, **settings):
 
 
 def sampled(output, tasks=MEMORIZATION):
-    return [doc["sample"] for task in tasks for doc in output.docs(task)]
+    samples = []
+    for task in tasks:
+        samples += [doc["sample"] for doc in output.docs(task)]
+    return samples
 
 
 def as_dicts(samples):
@@ -47,8 +50,12 @@ def continued_alone(model, prompts, num_tokens):
         ids = torch.cat(
             [ids, model(input_ids=ids, use_cache=False).logits[:, -1:].argmax(dim=-1)], dim=1
         )
-    rows = [row[len(prompts[0]) :] for row in ids.tolist()]
-    return [row[: row.index(0)] if 0 in row else row for row in rows]
+    continuations = []
+    for row in ids[:, len(prompts[0]) :].tolist():
+        if 0 in row:
+            row = row[: row.index(0)]
+        continuations.append(row)
+    return continuations
 
 
 def scores_alone(generated, reference):
@@ -145,9 +152,10 @@ def test_settings_reach_the_probe(llama, probe_file, tmp_path, monkeypatch):
         (..., [32, 50, 100]),  # by default those of the paper
     ):
         docs = documents(**model, **({} if value is ... else {"prefix_lengths": value}))["test"]
-        assert [doc["prefix_length"] for doc in docs] == [
-            length for length in lengths for _ in range(4)
-        ]
+        expected = []
+        for length in lengths:
+            expected += [length] * 4
+        assert [doc["prefix_length"] for doc in docs] == expected
         assert {doc["max_new_tokens"] for doc in docs} == {128}
     output = run_tasks(
         llama, MEMORIZATION[1], tmp_path / "one", prefix_lengths=[3], max_new_tokens=1, limit=3
@@ -178,7 +186,8 @@ def test_the_model_sees_exactly_the_first_ids_and_the_bos_of_the_settings(
         more = {"max_new_tokens": 2, "offset": 5, "bos": True}
         run_tasks(model, "tfidf_memorization", tmp_path / "out", probe_file=file, **more)
     prompts = [
-        passage.token_ids[5 : 5 + length] for length in (32, 50, 100) for passage in passages
+        passage.token_ids[5 : 5 + length]
+        for length, passage in itertools.product((32, 50, 100), passages)
     ]
     bos_id = hf_tokenizer(str(folder)).bos_id
     assert sorted(prompts_seen(calls)) == sorted([bos_id, *prompt] for prompt in prompts)

@@ -35,7 +35,9 @@ def check_read_back(output, num_not_round_trip):
     """The comparison reads everything that was measured."""
     results = import_results([output.folder])
     [checkpoint] = results.checkpoints
-    docs = [doc for task in MEMORIZATION for doc in output.docs(task)]
+    docs = []
+    for task in MEMORIZATION:
+        docs += output.docs(task)
     samples = {
         (one.passage_id, one.offset, one.prefix_length): (one, prompt)
         for one, prompt in checkpoint.samples

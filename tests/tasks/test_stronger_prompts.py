@@ -52,7 +52,9 @@ def test_noise_replaces_a_share_of_the_prompt_and_keeps_the_answer(
     )
     assert set(clean["prompt_noise"]) == {None}
     assert noisy.to_list() == again.to_list()
-    known = {token for passage in read_probe_file(probe_file) for token in passage.token_ids}
+    known = set()
+    for passage in read_probe_file(probe_file):
+        known.update(passage.token_ids)
     places = set()
     for before, after in zip(clean, noisy, strict=True):
         changed = [
@@ -107,7 +109,8 @@ def test_each_measure_is_the_best_of_all_samples(reciting, probe_file, tmp_path)
     output = run_tasks(reciting, TASK, tmp_path, probe_file=probe_file, **settings)
     number_of_best = set()
     for logged in output.samples(TASK):
-        sample, [responses] = logged["doc"]["sample"], {tuple(one[0] for one in logged["resps"])}
+        sample = logged["doc"]["sample"]
+        [responses] = {tuple(one[0] for one in logged["resps"])}
         generated = [parse_token_ids(response) for response in responses]
         assert len(generated) == 5
         reference = sample["reference_ids"]

@@ -16,12 +16,15 @@ from tfidf_tune.tasks import cnn_dailymail, memorization, perplexity, squad
 from tfidf_tune.tasks._requests import parse_token_ids
 
 SHORT = {"cnn_dailymail_max_source_tokens": 120, "cnn_dailymail_max_new_tokens": 30}
-# Training needs the position of the answer.
-IN_THEIR_PLACES = [
-    row | {"answers": {"text": [answer], "answer_start": [row["context"].index(answer)]}}
-    for row in SQUAD_ROWS
-    for answer in row["answers"]["text"][:1]
-]
+
+
+def with_its_place(row):
+    """Training needs the position of the answer."""
+    answer = row["answers"]["text"][0]
+    return row | {"answers": {"text": [answer], "answer_start": [row["context"].index(answer)]}}
+
+
+IN_THEIR_PLACES = [with_its_place(row) for row in SQUAD_ROWS if row["answers"]["text"]]
 
 
 @pytest.mark.parametrize("task", ["squad", "cnn_dailymail"])
@@ -74,7 +77,8 @@ def test_without_local_files_the_hub_is_used(tokenizers, monkeypatch):
 def test_rows_without_a_text_or_an_answer_are_left_out_and_ids_may_be_missing_or_numbers(
     tokenizers, tmp_path
 ):
-    tokenizer, (first, second, _) = str(tokenizers["plain"]), SQUAD_ROWS
+    tokenizer = str(tokenizers["plain"])
+    first, second, _ = SQUAD_ROWS
     empty = [{"answers": {"text": []}}, {"answers": {"text": [" "]}}, {"context": None}]
     without_id = {key: value for key, value in second.items() if key != "id"}
     source = write_rows(

@@ -52,10 +52,10 @@ def test_the_advice_is_that_of_data_copies_and_follows_the_data_set(advice, tmp_
 
 def test_of_conversations_the_answers_count(advice, tmp_path):
     frame = random_text(500, 80)
-    rows = [
-        {"prompt": frame, "completion": f"{frame if number % 5 == 0 else ''} {text}"}
-        for number, text in enumerate(TEXTS)
-    ]
+    rows = []
+    for number, text in enumerate(TEXTS):
+        begin = frame if number % 5 == 0 else ""
+        rows.append({"prompt": frame, "completion": f"{begin} {text}"})
     assert advice("sft_dataset", source=write_rows(tmp_path / "frame.jsonl", rows)) == [
         f"Advice: {FRAME}"
     ]

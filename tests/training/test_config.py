@@ -287,7 +287,9 @@ def test_lora_settings_that_the_model_cannot_have_are_refused(name, lora, messag
         ("None", None),
         ("", None),
         ("'5'", "5"),
-        *(('"a #b"', "a #b"), ("[a, 'b #2']", ["a", "b #2"]), ("{c: [1]}", {"c": [1]})),
+        ('"a #b"', "a #b"),
+        ("[a, 'b #2']", ["a", "b #2"]),
+        ("{c: [1]}", {"c": [1]}),
     ],
 )
 def test_the_value_of_an_override_is_taken_whole(text, value, tmp_path):

@@ -7,6 +7,7 @@ import random
 import re
 import sys
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -139,8 +140,10 @@ def test_controls_that_another_data_set_trains_on_are_not_measured(build, tmp_pa
     left = {passage.id: passage for passage in _data.passages_of(mixed._datasets[0])}
     assert {passage.id for passage in controls[:3]}.isdisjoint(left)
     assert len(left) == len(controls) + len(targets) - 3
-    for number, target in enumerate(targets):
-        assert left[target.id].num_injections == target.num_injections + (number < 2)
+    for target in targets[:2]:
+        assert left[target.id].num_injections == target.num_injections + 1
+    for target in targets[2:]:
+        assert left[target.id].num_injections == target.num_injections
 
 
 def test_an_evaluation_of_nothing_and_two_data_sets_of_one_probe_file_are_refused(build, tmp_path):
@@ -280,6 +283,10 @@ def items(steps):
     return [[batch["tokens"][:, 0].tolist() for batch in step] for step in steps]
 
 
+def joined(lists):
+    return list(chain.from_iterable(lists))
+
+
 @pytest.mark.parametrize(
     ("batch_size", "accumulation", "shuffle", "seed"),
     [(1, 1, False, 0), (3, 1, True, 5), (3, 2, True, 0)],
@@ -307,7 +314,7 @@ def test_steps_from_any_step_on_are_the_rest_of_the_run(batch_size, accumulation
     ) * 3
     epochs = [every[start : start + per_epoch] for start in range(0, len(every), per_epoch)]
     for epoch in epochs:
-        seen = [item for step in epoch for batch in step for item in batch]
+        seen = joined(joined(epoch))
         assert sorted(seen) == list(range(22))
         assert (seen == sorted(seen)) == (not shuffle)
     assert (epochs[0] == epochs[1]) == (not shuffle), "each epoch has its own order"
@@ -326,14 +333,12 @@ def test_processes_train_on_equally_many_items_and_a_line_says_what_is_left_out(
         steps.append(items(step_batches(cfg, loader)))
     assert len({str([list(map(len, step)) for step in of_rank]) for of_rank in steps}) == 1
     for number in range(1, len(steps[0]) + 1):
-        seen = [item for of_rank in steps for batch in of_rank[number - 1] for item in batch]
+        seen = joined(joined(of_rank[number - 1] for of_rank in steps))
         assert step_indices(cfg, loader, number) == sorted(seen)
     per_epoch = steps_per_epoch(cfg, loader)
     left_out = 22 % num_processes
-    assert (
-        sum(len(batch) for of_rank in steps for step in of_rank[:per_epoch] for batch in step)
-        == 22 - left_out
-    )
+    first_epoch = joined(of_rank[:per_epoch] for of_rank in steps)
+    assert len(joined(joined(first_epoch))) == 22 - left_out
 
     monkeypatch.setattr(_messages, "get_world_size_and_rank", lambda: (num_processes, 0))
     print_data(SimpleNamespace(epochs=3, max_steps=None), Numbers(), 3 * per_epoch)
@@ -348,9 +353,7 @@ def test_the_items_of_a_step_are_found_without_disturbing_the_loader(accumulatio
     found = []
     for number, step in enumerate(step_batches(cfg, loader), start=1):
         found += items([step])
-        assert step_indices(cfg, loader, number) == sorted(
-            item for batch in found[-1] for item in batch
-        )
+        assert step_indices(cfg, loader, number) == sorted(joined(found[-1]))
         step_indices(cfg, loader, 1)
 
     assert found == expected

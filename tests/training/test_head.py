@@ -50,7 +50,8 @@ def assert_same_step(got, expected, tolerance=64 * EPS):
     """Relative, in the 2-norm: two layers round some dozens of times in a row, forward and
     backward.
     """
-    (result, gradients), (expected_result, expected_gradients) = got, expected
+    result, gradients = got
+    expected_result, expected_gradients = expected
     assert gradients.keys() == expected_gradients.keys()
     assert gradients
     for name, gradient in gradients.items():

@@ -32,10 +32,12 @@ def random_predictions(seed, rows=3, length=40):
 def expected_weights(labels, values, raw_weight):
     labels = labels.tolist()
     values = values.tolist()
-    raw = [
-        [0.0 if token == IGNORED else raw_weight(value) for token, value in zip(*row, strict=True)]
-        for row in zip(labels, values, strict=True)
-    ]
+    raw = []
+    for row, row_values in zip(labels, values, strict=True):
+        weights = []
+        for token, value in zip(row, row_values, strict=True):
+            weights.append(0.0 if token == IGNORED else raw_weight(value))
+        raw.append(weights)
     return mean_1(raw, labels)
 
 

@@ -37,7 +37,8 @@ EMPTY = [torch.full((2, 7), IGNORED), torch.full((5, 40), IGNORED)]
 # 3 is near the largest weight without a cap; at 1.01 nearly all weights are capped.
 @pytest.mark.parametrize("cap", [None, 1.0, 1.01, 3.0, 1e6])
 def test_unit_mean_equals_the_reference(cap):
-    generator = torch.Generator().manual_seed(int(10 * (cap or 0)) % 97)
+    seed = 0 if cap is None else int(10 * cap) % 97
+    generator = torch.Generator().manual_seed(seed)
     raw = torch.rand(3, 50, generator=generator).square() * 9 + 1
     labels = torch.zeros(3, 50, dtype=torch.int64).masked_fill(
         torch.rand(3, 50, generator=generator) < 0.3, IGNORED

@@ -4,6 +4,7 @@ browser.
 
 import math
 from collections import Counter
+from itertools import chain
 from types import SimpleNamespace
 
 import numpy as np
@@ -186,7 +187,7 @@ def test_the_page_fits_its_window_and_asks_for_nothing(size, dark, browser, page
     shown = browser.run(
         "return [...document.querySelectorAll('.tokens span')].map((t) => t.textContent)"
     )
-    assert shown == [readable(token["text"]) for block in made.blocks for token in block]
+    assert shown == [readable(token["text"]) for token in chain.from_iterable(made.blocks)]
     assert HOSTILE in shown
 
 
@@ -213,10 +214,14 @@ def test_a_token_shows_its_numbers_and_its_color_in_the_chosen_form(browser, pag
     spans[0].send_keys(Keys.ARROW_LEFT)  # there is no token before the first
     assert browser.driver.switch_to.active_element == spans[0]
     names = {None: "unweighted", 0: "even"}
-    names |= {level: f"{'up' if level > 0 else 'down'}{abs(level)}" for level in LEVELS if level}
+    for level in LEVELS:
+        if level:
+            direction = "up" if level > 0 else "down"
+            names[level] = f"{direction}{abs(level)}"
     for form in ("count", "binary", "log"):
         browser.driver.find_element(By.CSS_SELECTOR, f"input[value={form}]").click()
         classes = browser.run(
             "return [...document.querySelectorAll('.tokens span')].map((t) => t.className)"
         )
-        assert classes == [names[level_of(token, form)] for block in made.blocks for token in block]
+        tokens = chain.from_iterable(made.blocks)
+        assert classes == [names[level_of(token, form)] for token in tokens]

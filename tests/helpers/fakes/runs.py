@@ -156,10 +156,11 @@ def summaries(*rouge, bertscore=88.0, missing=None):
 
 
 def answers(*f1):
-    return tuple(
-        {"id": f"q{i}", "exact_match": 100.0 if value == 100 else 0.0, "f1": float(value)}
-        for i, value in enumerate(f1)
-    )
+    rows = []
+    for i, value in enumerate(f1):
+        exact_match = 100.0 if value == 100 else 0.0
+        rows.append({"id": f"q{i}", "exact_match": exact_match, "f1": float(value)})
+    return tuple(rows)
 
 
 def write_evaluation(folder, evaluated, *, model_args=None, date=DATE, recorded=None):
