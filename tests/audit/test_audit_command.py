@@ -489,19 +489,20 @@ def test_no_target_overlaps_what_the_run_of_a_checkpoint_held_out(
 
     def places(one):
         size = len(one.token_ids)
-        found = [
-            (n, i)
-            for n, ids in enumerate(documents)
-            for i in range(len(ids))
-            if ids[i : i + size] == one.token_ids
-        ]
+        found = []
+        for number, ids in enumerate(documents):
+            starts = [
+                start for start in range(len(ids)) if ids[start : start + size] == one.token_ids
+            ]
+            found += [(number, start) for start in starts]
         assert found
         return [{(n, i + k) for k in range(size)} for n, i in found]
 
     run_passages = read_probe_file(held_out_run / "probe.jsonl")
-    held_out = set().union(
-        *(found for one in run_passages if one.kind == "control" for found in places(one))
-    )
+    held_out = set()
+    for one in run_passages:
+        if one.kind == "control":
+            held_out.update(*places(one))
 
     def num_held_out(model, out, *options):
         more = [

@@ -24,13 +24,16 @@ NUM_INJECTIONS = {
 
 
 def samples(scores):
-    return [
-        sample(
-            name, one, kind=name.split("-")[0], prefix_length=length, length=12, rouge_l=8.0 * one
-        )
-        for name, lms in scores.items()
-        for length, one in zip((8, 16), lms, strict=True)
-    ]
+    made = []
+    for name, scores_of_passage in scores.items():
+        kind = name.split("-")[0]
+        for prefix_length, lms in zip((8, 16), scores_of_passage, strict=True):
+            made.append(
+                sample(
+                    name, lms, kind=kind, prefix_length=prefix_length, length=12, rouge_l=8.0 * lms
+                )
+            )
+    return made
 
 
 def run_of(targets=TARGETS, controls=CONTROLS, **changes):
@@ -70,13 +73,10 @@ def many(number, kind, lms):
 def test_the_interval_is_that_of_all_resamples_of_whole_passages(made):
     difference, low, high = map(float, re.findall(r"-?\d+\.\d+", made.tables[0].rows[0][2]))
     assert difference == 5
-    exact = np.sort(
-        [
-            np.mean(targets) - np.mean(controls)
-            for targets in itertools.product([12, 9, 0.5, 2.5], repeat=4)
-            for controls in itertools.product([1, 1], repeat=2)
-        ]
+    resamples = itertools.product(
+        itertools.product([12, 9, 0.5, 2.5], repeat=4), itertools.product([1, 1], repeat=2)
     )
+    exact = np.sort([np.mean(targets) - np.mean(controls) for targets, controls in resamples])
     assert np.quantile(exact, 0.02) - 0.005 <= low <= np.quantile(exact, 0.03) + 0.005
     assert np.quantile(exact, 0.97) - 0.005 <= high <= np.quantile(exact, 0.98) + 0.005
 

@@ -3,6 +3,7 @@
 import re
 import subprocess
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -196,7 +197,7 @@ def test_help_lists_and_usage_errors_import_no_heavy_library():
         "run full_finetun --config x",
         "run full_finetune",
         "weights my.txt",
-        *(f"{name} {option}" for name in own for option in ("--help", "--no-such-option")),
+        *(f"{name} {option}" for name, option in product(own, ("--help", "--no-such-option"))),
         "probe audit --no-such-option",
         "data preview nothing",
         "data preview --help",

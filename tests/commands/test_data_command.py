@@ -3,6 +3,7 @@ marked.
 """
 
 import json
+from itertools import chain
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -69,7 +70,8 @@ def test_learned_tokens_are_in_brackets_and_counted(preview, rows):
     assert "\nwho saw the harbour?[[ the old sailor<|endoftext|>]]\n" in output
     assert "\n\\u001b[31mwho?[[ a quiet child<|endoftext|>]]\n" in output
     lengths = sorted(len(sample["tokens"]) for sample in dataset)
-    num_learned = sum(label != -100 for sample in dataset for label in sample["labels"])
+    labels = chain.from_iterable(sample["labels"] for sample in dataset)
+    num_learned = sum(label != -100 for label in labels)
     assert output.endswith(
         f"\n2 examples: {sum(lengths)} tokens, {num_learned / sum(lengths):.1%} of them learned; "
         f"{lengths[0]} to {lengths[-1]} tokens in an example, median {lengths[1]}\n"
@@ -207,7 +209,7 @@ def test_exported_weights_are_those_of_the_run_in_its_order(component, export, m
             )
             assert len(row["weights"]) == length > sum(label != -100 for label in row["labels"]) > 0
     assert next(in_order, None) is None
-    assert len({weight for row in exported for weight in row["weights"]}) > 3
+    assert len(set(chain.from_iterable(row["weights"] for row in exported))) > 3
     # By the table alone: the objective of the first step, from the model before training.
     first = [row for row in exported if row["step"] == 1]
     assert len(first) == 8
@@ -269,13 +271,10 @@ def test_an_export_of_several_data_sets_has_the_passages_of_all(export, tmp_path
     cfg, _ = export(loss, "epochs=1", dataset=datasets)
     passages = read_probe_file(tmp_path / "weights.probe.jsonl")
     parts = [part.passages for part in built(cfg)[0]._datasets]
-    expected = [
-        f"dataset[{number}]/{passage.id}" for number, part in enumerate(parts) for passage in part
-    ]
-    assert [passage.id for passage in passages] == expected
-    assert [passage.token_ids for passage in passages] == [
-        passage.token_ids for part in parts for passage in part
-    ]
+    expected = []
+    for number, part in enumerate(parts):
+        expected += [(f"dataset[{number}]/{passage.id}", passage.token_ids) for passage in part]
+    assert [(passage.id, passage.token_ids) for passage in passages] == expected
     assert len({passage.source for passage in passages}) == 2
 
 

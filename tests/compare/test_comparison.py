@@ -40,14 +40,9 @@ def compare(*runs, by=compare_objectives, **options):
 
 def reduction(baseline, other, measure="Avg LMS"):
     """The row of a measure, each side with evaluations of one seed each; None if there is none."""
-    sides = {"CE": baseline, "other": other}
-    frame = compare(
-        *(
-            run(name, [one], seed=seed)
-            for name, own in sides.items()
-            for seed, one in enumerate(own)
-        )
-    )
+    runs = [run("CE", [one], seed=seed) for seed, one in enumerate(baseline)]
+    runs += [run("other", [one], seed=seed) for seed, one in enumerate(other)]
+    frame = compare(*runs)
     return next(frame[frame["measure"] == measure].itertuples(), None)
 
 
@@ -119,11 +114,10 @@ def test_prefix_lengths_and_seeds_of_a_passage_are_resampled_together():
     before, after = np.random.default_rng(0).integers(0, 9, (2, 15)).tolist()
 
     def both(lengths, values):
-        return [
-            evaluation(
-                samples=[s for length in lengths for s in targets(*values, prefix_length=length)]
-            )
-        ]
+        samples = []
+        for length in lengths:
+            samples += targets(*values, prefix_length=length)
+        return [evaluation(samples=samples)]
 
     once = reduction(both([32], before), both([32], after))
     for again in (

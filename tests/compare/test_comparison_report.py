@@ -1,5 +1,6 @@
 import math
 import re
+from itertools import product
 
 import pytest
 from helpers.fakes.runs import (
@@ -65,9 +66,9 @@ def test_a_grown_comparison_has_all_tables_figures_and_examples():
     assert made.provenance["Intervals"] == "percentile bootstrap, 10,000 resamples, seed 0"
     progress = table(made, "progress")
     by_length = table(made, "by_prefix_length")
-    assert [(row["Objective"], row["Progress %"]) for row in progress] == [
-        (name, at) for name in ("CE", "TF-IDF", "IDF") for at in (10, 25, 50, 75, 100)
-    ]
+    assert [(row["Objective"], row["Progress %"]) for row in progress] == list(
+        product(("CE", "TF-IDF", "IDF"), (10, 25, 50, 75, 100))
+    )
     assert [row["Answer F1"] is None for row in progress[:5]] == [True, True, True, True, False]
     lengths = [(row["Objective"], row["Prefix length"]) for row in by_length]
     assert lengths[:3] == [("CE", 32), ("CE", 50), ("TF-IDF", 32)]
@@ -131,11 +132,12 @@ def test_the_memorization_table_has_the_papers_columns_and_the_spread_quantiles(
 
 def test_continuations_that_are_nearly_verbatim_have_columns_if_they_were_measured():
     def probed(targets, controls):
-        return [
-            sample(f"{kind}-{number}", kind=kind, edit_distance=distance, common_subsequence=common)
-            for kind, scores in (("target", targets), ("control", controls))
-            for number, (distance, common) in enumerate(scores)
-        ]
+        samples = []
+        for kind, scores in (("target", targets), ("control", controls)):
+            for number, (distance, common) in enumerate(scores):
+                scored = {"edit_distance": distance, "common_subsequence": common}
+                samples.append(sample(f"{kind}-{number}", kind=kind, **scored))
+        return samples
 
     ce = probed([(0.25, 6), (0.5, 5)], [(1.0, 0), (0.75, 2)])
     ours = probed([(1.0, 1)] * 2, [(0.75, 2)] * 2)
@@ -254,7 +256,10 @@ def test_reductions_have_intervals_and_caveats():
     cases = {model: [{"samples": targets(*lms)} for lms in both] for model, both in CHANGES.items()}
     for fields, perplexity in zip(cases["A"], (20.0, 25.0), strict=True):
         fields["blocks"] = blocks(perplexity)
-    made = report(*(one for model, both in cases.items() for one in pair(*both, model)))
+    runs = []
+    for model, both in cases.items():
+        runs += pair(*both, model)
+    made = report(*runs)
     rows = {row["Model"]: row for row in table(made, "reductions") if row["Measure"] == "Avg LMS"}
     p = pytest.approx(6 / 10_001)  # of the resamples none is at 0, of three measures
     half = dict.fromkeys(("Reduction %", "From %", "To %"), pytest.approx(50.0))
@@ -302,16 +307,12 @@ def test_the_comparison_at_equal_perplexity_needs_no_interpolation():
         "E": ((1, 1), (50, 1), "not above controls"),
         "F": ((2, 6), (20, 2), None),
     }
-    made = report(
-        *(
-            run(name, path(*points), model=model)
-            for model, (ends, (perplexity, lms), _) in cases.items()
-            for name, points in {
-                "CE": [(50, 100, ends[0]), (100, 25, ends[1])],
-                "TF-IDF": [(50, 200, 0), (100, perplexity, lms)],
-            }.items()
-        )
-    )
+    runs = []
+    for model, (ends, (perplexity, lms), _) in cases.items():
+        baseline = path((50, 100, ends[0]), (100, 25, ends[1]))
+        other = path((50, 200, 0), (100, perplexity, lms))
+        runs += [run("CE", baseline, model=model), run("TF-IDF", other, model=model)]
+    made = report(*runs)
     rows = {row.pop("Model"): row for row in table(made, "equal_perplexity")}
     assert [row["Recites"] for row in rows.values()] == [said for *_, said in cases.values()]
     assert [rows["D"][name] for name in ("CE at %", "CE LMS before", "CE LMS after")] == [

@@ -114,9 +114,11 @@ def percentiles(statistic, *arrays, paired):
     rng = np.random.default_rng(7)
     number = 4000
     index = rng.integers(0, len(arrays[0]), (number, len(arrays[0])))
-    drawn = [
-        one[index if paired else rng.integers(0, len(one), (number, len(one)))] for one in arrays
-    ]
+    drawn = []
+    for one in arrays:
+        if not paired:
+            index = rng.integers(0, len(one), (number, len(one)))
+        drawn.append(one[index])
     return np.percentile(statistic(*drawn), [2.5, 97.5])
 
 

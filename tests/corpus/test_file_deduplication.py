@@ -37,10 +37,11 @@ def document(seed, length=120):
 
 
 def kept(output):
-    texts = [
-        gzip.decompress(file.read_bytes()).decode() for file in sorted(output.glob("*.jsonl.gz"))
-    ]
-    return [json.loads(line) for text in texts for line in text.splitlines()]
+    rows = []
+    for file in sorted(output.glob("*.jsonl.gz")):
+        text = gzip.decompress(file.read_bytes()).decode()
+        rows += [json.loads(line) for line in text.splitlines()]
+    return rows
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +50,10 @@ def texts():
     two distant ones.
     """
     originals = [document(seed) for seed in range(40)]
-    near = [changed(text, 0.01, seed) for text in originals[10:15] for seed in (1, 2)]
-    distant = [changed(text, 0.5, seed) for text in originals[15:20] for seed in (1, 2)]
+    near = [changed(text, 0.01, seed) for text, seed in itertools.product(originals[10:15], (1, 2))]
+    distant = [
+        changed(text, 0.5, seed) for text, seed in itertools.product(originals[15:20], (1, 2))
+    ]
     made = [*originals, *originals[:10] * 3, *near, *distant, "", *["..."] * 3, "--", "--"]
     random.Random(0).shuffle(made)
     return made
@@ -58,8 +61,12 @@ def texts():
 
 def groups(texts, threshold, size):
     """Clusters of texts, by comparing all pairs."""
-    # A text without letters and digits is one n-gram.
-    words_of = [t.split() if any(map(str.isalnum, t)) else [t] * size for t in texts]
+    words_of = []
+    for text in texts:
+        if any(map(str.isalnum, text)):
+            words_of.append(text.split())
+        else:  # a text without letters and digits is one n-gram
+            words_of.append([text] * size)
     sets = [
         {tuple(words[i : i + size]) for i in range(len(words) - size + 1)} for words in words_of
     ]

@@ -3,6 +3,7 @@ advice for each text.
 """
 
 import random
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,8 @@ def texts():
     are in others.
     """
     made = [random_text(seed) for seed in range(80)]
-    made += [made[seed] for seed in range(5) for _ in range(2)]
+    for text in made[:5]:
+        made += [text, text]
     made += [changed(made[seed], 0.01, seed) for seed in range(5, 9)]
     made += [with_passage(600 + number, random_text(500, 120)) for number in range(3)]
     made += [with_passage(700 + number, random_text(501, 60)) for number in range(12)]
@@ -115,7 +117,7 @@ def texts_of(kind):
     if kind == "exact copies":
         texts += texts[:5]
     if kind == "copies that differ":
-        texts += [changed(text, 0.1, seed) for text in texts[:5] for seed in range(2)]
+        texts += [changed(text, 0.1, seed) for text, seed in product(texts[:5], range(2))]
     if kind == "stretches":
         texts += [with_passage(600 + number, random_text(500, 150)) for number in range(10)]
     if kind == "both":

@@ -246,9 +246,10 @@ def test_a_column_that_only_late_rows_have_is_not_said_to_be_in_none(tmp_path):
         (1000, " in its first 1,000 rows"),
         (1500, " in its first 1,000 rows"),
     ):
-        file = write_rows(
-            tmp_path / "late.jsonl", [{"a": "x"}] * number + [{"text": "late"}] * (number == 1500)
-        )
+        rows = [{"a": "x"}] * number
+        if number == 1500:
+            rows.append({"text": "late"})
+        file = write_rows(tmp_path / "late.jsonl", rows)
         with pytest.raises(
             ValueError, match=rf"has no column 'text'{said}, only \['a'\]: name one"
         ):

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import random
 import string
+from itertools import chain, product
 
 import numpy as np
 import pytest
@@ -42,12 +43,12 @@ def texts(originals):
     """Forty documents; of the first five whole copies, of the next five long
     parts within others.
     """
-    copies = [text for number, text in enumerate(originals[:5]) for _ in range(number + 2)]
-    parts = [
-        f"{originals[30 + number]} {text[200:1200]} and so on."
-        for number, text in enumerate(originals[5:10])
-        for _ in range(3)
-    ]
+    copies = []
+    for number, text in enumerate(originals[:5]):
+        copies += [text] * (number + 2)
+    parts = []
+    for number, text in enumerate(originals[5:10]):
+        parts += [f"{originals[30 + number]} {text[200:1200]} and so on."] * 3
     made = [*originals[:40], *copies, *parts, "short", "", " \n "]
     random.Random(0).shuffle(made)
     return made
@@ -113,9 +114,9 @@ def corpus_of(kind):
     rng = random.Random(1)
     base = embedded_documents("train")
     long = [text for text in base if len(text) > 3000]
-    parts = [
-        rng.choice(long)[1000:][:length] for length in (300, 600, 1000, 1500) for _ in range(4)
-    ]
+    parts = []
+    for length in (300, 600, 1000, 1500):
+        parts += [rng.choice(long)[1000:][:length] for _ in range(4)]
     if kind == "prose":
         return planted([text[:4000] for text in base[:100]], parts)
     if kind == "long":
@@ -135,6 +136,11 @@ def corpus_of(kind):
     return planted(made, [text[:300] for text in made[:6]])
 
 
+def in_order_of_files(texts):
+    """As the three files that a folder is written in hold them."""
+    return list(chain.from_iterable(texts[part::3] for part in range(3)))
+
+
 @pytest.mark.parametrize("kind", ["prose", "long", "frequent", "periodic", "characters"])
 def test_the_most_frequent_passages_are_found_and_counted_as_by_slow_references(
     tokenizer, tmp_path, kind
@@ -144,8 +150,7 @@ def test_the_most_frequent_passages_are_found_and_counted_as_by_slow_references(
         (write_folder(tmp_path / "in", texts),), num_targets=40, num_controls=0, block_size=BLOCK
     )
     made = make_probe(tokenizer, dataclasses.replace(spec, allow_fewer=True))
-    # In the order of the files.
-    documents = encoded(tokenizer, [text for part in range(3) for text in texts[part::3]])
+    documents = encoded(tokenizer, in_order_of_files(texts))
     counts = [passage.num_injections for passage in made.passages]
     assert counts == [occurrences(passage, documents) for passage in made.passages]
     expected = most_frequent(tokenizer, documents, BLOCK, 40)
@@ -188,7 +193,7 @@ def test_copies_of_text_without_words_are_found_at_any_offset(
         (source,), num_targets=40, num_controls=0, block_size=block_size, allow_fewer=True
     )
     found = make_probe(tokenizer, spec)
-    documents = encoded(tokenizer, [text for part in range(3) for text in texts[part::3]])
+    documents = encoded(tokenizer, in_order_of_files(texts))
     names = name_repeated_windows(join_documents(documents), block_size)
     expected = [len(starts) for starts, _ in duplicated_stretches(names, block_size)]
     assert sorted(found.stretch_repeats) == sorted(expected)
@@ -282,7 +287,7 @@ def test_many_small_runs_and_parts_give_the_same(tokenizer, spec, tmp_path, monk
 
 
 def test_copies_with_changed_words_are_found_as_near_ones_only(tokenizer, originals, tmp_path):
-    near = [changed(text, 0.04, seed) for text in originals[:6] for seed in range(4)]
+    near = [changed(text, 0.04, seed) for text, seed in product(originals[:6], range(4))]
     source = write_folder(tmp_path / "in", [*originals, *near])
     spec = ProbeSpec(
         (source,), num_targets=8, num_controls=0, block_size=200, passages="near-duplicates"
@@ -321,10 +326,10 @@ def test_copies_at_the_same_place_of_different_files_are_copies(
         passages=passages,
         allow_fewer=True,
     )
+    targets = targets_of(make_probe(tokenizer, spec, tmp_path / "work"))
     found = {
         (number, passage.num_injections)
-        for passage in targets_of(make_probe(tokenizer, spec, tmp_path / "work"))
-        for number, text in enumerate(originals)
+        for passage, (number, text) in product(targets, enumerate(originals))
         if passage.text[:100].strip() in text
     }
     assert found == {(0, 3), (1, 2), (2, 2), (3, 1), (4, 1)}

@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -97,17 +98,15 @@ def move_to_full_disk(run: Path) -> None:
 
 SHARDS = tuple(f"shard-0000{number}-model-00001-of-00001.safetensors" for number in (1, 2))
 COMMON = ("manifest.json", "settings.yaml", "process_00000.pt", SHARDS[0])
+OF_TWO = (*COMMON, "process_00001.pt", SHARDS[1])
 HANG_UP = partial(send, signal.SIGHUP)
 LOST = r"error: [^\n]*another process of the run was lost[^\n]*step_{}"
 LOSE = partial(hooks.spoil_terms, ("loss",), float("nan"), {1: range(STEP, STEP + 1)})
 NAN = rf"not finite: loss nan and gradient norm nan at step {STEP} \(items "
+DAMAGES = (truncate, zero, Path.unlink)
 ROWS = [
-    *(
-        damaged(job, name, damage)
-        for job, names in ((LORA, COMMON), (TWO, (*COMMON, "process_00001.pt", SHARDS[1])))
-        for name in names
-        for damage in (truncate, zero, Path.unlink)
-    ),
+    *(damaged(LORA, name, damage) for name, damage in product(COMMON, DAMAGES)),
+    *(damaged(TWO, name, damage) for name, damage in product(OF_TWO, DAMAGES)),
     Break(
         "every checkpoint damaged",
         FULL,

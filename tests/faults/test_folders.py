@@ -104,12 +104,13 @@ def state(folder):
         for path in folder.rglob("*")
         if path.is_file() and not {"evaluation", "report"} & {*path.parts}
     )
-    contents = ((path, path.read_bytes()) for path in files)
-    unpacked = {
-        path: gzip.decompress(content) if path.suffix == ".gz" else content
-        for path, content in contents
-    }
-    return {path.relative_to(folder).as_posix(): content for path, content in unpacked.items()}
+    contents = {}
+    for path in files:
+        content = path.read_bytes()
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+        contents[path.relative_to(folder).as_posix()] = content
+    return contents
 
 
 @pytest.mark.parametrize("name", ["dedup", "make", "audit"])

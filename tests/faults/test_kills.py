@@ -49,7 +49,9 @@ def kill(processes, run, moment):
     """Kill at a moment, None: while a checkpoint is written; return False if the
     run ended before.
     """
-    end = time.monotonic() + (moment or 0)
+    end = time.monotonic()
+    if moment is not None:
+        end += moment
     while processes.is_running():
         if time.monotonic() >= end if moment is not None else is_saving(run):
             if moment is None:

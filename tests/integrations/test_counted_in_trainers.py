@@ -61,12 +61,10 @@ def weight_statistics(counted):
             of_batch = reference(
                 labels, counted=(tokens, documents) if counted == "tokens" else None
             )
-            weights += [
-                weight
-                for pairs in zip(labels, of_batch, strict=True)
-                for label, weight in zip(*pairs, strict=True)
-                if label != IGNORED
-            ]
+            for row, row_weights in zip(labels, of_batch, strict=True):
+                for label, weight in zip(row, row_weights, strict=True):
+                    if label != IGNORED:
+                        weights.append(weight)
         mean = math.fsum(weights) / len(weights)
         deviation = math.sqrt(math.fsum((weight - mean) ** 2 for weight in weights) / len(weights))
         found.append([mean, deviation, max(weights)])

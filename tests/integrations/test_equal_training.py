@@ -102,7 +102,8 @@ def test_the_keys_of_trainers_md_are_those_of_both_and_train_alike(
     )
     pairs = re.findall(r"^\| `([\w.]+)(?:: [\w-]+)?` \| `(\w+)(?:=[^`]*)?`", section, re.MULTILINE)
     names = dict(pairs)
-    of_trl = {field.name for kind in (SFTConfig, LoraConfig) for field in dataclasses.fields(kind)}
+    fields = dataclasses.fields(SFTConfig) + dataclasses.fields(LoraConfig)
+    of_trl = {field.name for field in fields}
     assert len(names) == 19
     assert set(names.values()) - of_trl == {"load_in_4bit", "weighting"}
     keys = [key for key in names if "." not in key and key != "loss"]

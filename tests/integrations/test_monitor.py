@@ -3,6 +3,7 @@ what ends training.
 """
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import datasets
@@ -34,8 +35,7 @@ PREFIX = 8
 EVERY = 4
 MEASURED = {
     f"memorization_{kind}_{name}"
-    for kind in ("target", "control")
-    for name in ("lms", "prefix_match", "nll")
+    for kind, name in product(("target", "control"), ("lms", "prefix_match", "nll"))
 }
 
 
@@ -44,21 +44,22 @@ def probe_file(tmp_path_factory, tiny_checkpoint, text_file):
     """Four targets and four controls of 40 tokens."""
     tokenizer = hf_tokenizer(str(tiny_checkpoint))
     texts = text_file.read_text().splitlines()[:8]
-    passages = [
-        Passage(
-            id=f"{kind}-{number}",
-            kind=kind,
-            text=text,
-            token_ids=tokenizer.encode(text, add_eos=False)[:NUM_TOKENS],
-            num_injections=0,
-            positions=[],
-            source="grammar",
-            tokenizer=tokenizer.name,
-            tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
+    passages = []
+    for number, text in enumerate(texts):
+        kind = "target" if number < 4 else "control"
+        passages.append(
+            Passage(
+                id=f"{kind}-{number}",
+                kind=kind,
+                text=text,
+                token_ids=tokenizer.encode(text, add_eos=False)[:NUM_TOKENS],
+                num_injections=0,
+                positions=[],
+                source="grammar",
+                tokenizer=tokenizer.name,
+                tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
+            )
         )
-        for number, text in enumerate(texts)
-        for kind in ["target" if number < 4 else "control"]
-    ]
     file = tmp_path_factory.mktemp("probe") / "probe.jsonl"
     write_probe_file(file, passages)
     return file

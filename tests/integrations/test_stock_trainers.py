@@ -45,14 +45,10 @@ def check_uniform_is_stock(folder):
             )
             trainer.train()
             names = ("loss", "grad_norm", "eval_loss")
-            found.append(
-                [
-                    entry[name]
-                    for entry in trainer.state.log_history
-                    for name in names
-                    if name in entry
-                ]
-            )
+            values = []
+            for entry in trainer.state.log_history:
+                values += [entry[name] for name in names if name in entry]
+            found.append(values)
         assert len(found[0]) == 2 * STEPS + 1
         torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=0)
 
@@ -115,7 +111,8 @@ def weighed_batches(rank):
     for number in range(2):
         labels = torch.randint(9, (2 - rank, 4), generator=generator)
         labels[:, : 1 + number] = -100
-        weights = torch.rand(labels.shape, generator=generator) * (1 + rank) * (labels != -100)
+        valid = labels != -100
+        weights = torch.rand(labels.shape, generator=generator) * (1 + rank) * valid
         yield torch.rand((), generator=generator), weights, labels
 
 

@@ -117,14 +117,14 @@ def test_each_text_is_a_document(tiny_checkpoint, tmp_path, kind):
         )
         assert (batch.document_ids is None) == (kind in ("padded", "completions"))
         valid = batch.labels != IGNORE_INDEX
-        found = [
-            (ids[inside], weight[inside])
-            for ids, weight, where, is_valid in zip(
-                batch.labels, weights, documents, valid, strict=True
-            )
-            for document in where.unique()
-            if (inside := (where == document) & is_valid).any()
-        ]
+        found = []
+        for ids, weight, where, is_valid in zip(
+            batch.labels, weights, documents, valid, strict=True
+        ):
+            for document in where.unique():
+                inside = (where == document) & is_valid
+                if inside.any():
+                    found.append((ids[inside], weight[inside]))
         rows = torch.nn.utils.rnn.pad_sequence([ids for ids, _ in found], True, IGNORE_INDEX)
         expected = alone(rows, vocab_size=320)
         for row, (ids, weight) in zip(expected, found, strict=True):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from helpers.fakes.label_batches import EPS
 from helpers.operations import Recorder
 from helpers.references.difficulty import assert_within, logit_error_of, truth_of_difficulty
-from helpers.references.head import random_head
+from helpers.references.head import in_float64, random_head
 from helpers.references.loss import (
     GRADIENT_TOL,
     LOSS_RTOL,
@@ -58,8 +58,10 @@ def test_predictions_equal_those_of_a_categorical_distribution(dtype):
 )
 def test_a_head_input_gives_the_predictions_of_its_logits(rows, num_tokens, dtype, bias):
     head, labels, _ = random_head(num_tokens, rows=rows, dtype=dtype, bias=bias)
-    head = HeadInput(*(None if tensor is None else tensor.requires_grad_() for tensor in head))
-    logits = F.linear(*(None if tensor is None else tensor.detach().double() for tensor in head))
+    for tensor in head:
+        if tensor is not None:
+            tensor.requires_grad_()
+    logits = F.linear(*in_float64(head))
     assert_predictions(token_predictions(head, labels), logits, labels, logit_error_of(head))
 
 
@@ -143,7 +145,7 @@ def test_with_a_head_the_weights_equal_the_reference_and_the_gradients_are_those
 ):
     """To the bit: the loss of given weights has tests of its own."""
     given, labels, _ = random_head(num_tokens, rows=2, dtype=dtype, bias=bias)
-    logits = F.linear(*(None if tensor is None else tensor.double() for tensor in given))
+    logits = F.linear(*in_float64(given))
     gamma = 2.0
     truth = truth_of_difficulty(kind, gamma, logits, labels, logit_error_of(given))
     own = terms_and_gradients(KINDS[kind](gamma=gamma, head=head), given, labels)
@@ -162,11 +164,8 @@ def test_with_a_head_the_weights_equal_the_reference_and_the_gradients_are_those
 
 
 def terms_and_gradients(loss_function, head, labels):
-    head = HeadInput(
-        *(None if tensor is None else tensor.clone().requires_grad_() for tensor in head)
-    )
-    terms = loss_function.terms(head, labels)
-    inputs = [tensor for tensor in head if tensor is not None]
+    inputs = [tensor.clone().requires_grad_() for tensor in head if tensor is not None]
+    terms = loss_function.terms(HeadInput(*inputs), labels)
     return terms._replace(loss=terms.loss.detach()), torch.autograd.grad(terms.loss, inputs)
 
 

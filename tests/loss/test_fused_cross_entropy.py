@@ -339,15 +339,12 @@ PRODUCTS = ("mm", "addmm", "addmm_")
 
 def record(batch, wanted=HeadInput._fields, head="fused"):
     """The operations of forward and backward pass."""
-    inputs = HeadInput(
-        *(
-            None if tensor is None else tensor.requires_grad_(name in wanted)
-            for name, tensor in zip(HeadInput._fields, batch.head, strict=True)
-        )
-    )
+    for name, tensor in zip(HeadInput._fields, batch.head, strict=True):
+        if tensor is not None:
+            tensor.requires_grad_(name in wanted)
     loss = CrossEntropyLoss(head=head)
     with Recorder() as recorder:
-        total = loss(inputs, batch.labels)
+        total = loss(batch.head, batch.labels)
         if wanted:
             total.backward()
     return recorder

@@ -5,6 +5,7 @@ Both get the same rounded inputs; errors are relative, in the 2-norm, over all s
 """
 
 import functools
+import itertools
 from typing import NamedTuple
 
 import pytest
@@ -92,15 +93,12 @@ def errors(function, case, upstream=1.0):
 
 
 # 700 tokens are 3 chunks, 4096 are 16.
-CASES = [
-    Case(dtype, num_tokens, logits, ignored)
-    for dtype in DTYPES
-    for num_tokens, logits, ignored in (
-        (700, "near uniform", False),
-        (4096, "spread", True),
-        (700, "confident", True),
-    )
-]
+INPUTS = (
+    (700, "near uniform", False),
+    (4096, "spread", True),
+    (700, "confident", True),
+)
+CASES = [Case(dtype, *inputs) for dtype, inputs in itertools.product(DTYPES, INPUTS)]
 
 
 def case_name(case):

@@ -94,14 +94,14 @@ def reference(head, labels, coefficients):
     return (losses * coefficients.to(losses.dtype)).sum(), losses
 
 
-def _in_float64(head):
+def in_float64(head):
     hidden, weight, bias = head
     bias = None if bias is None else bias.detach().double()
     return HeadInput(hidden.detach().double(), weight.detach().double(), bias)
 
 
 def truth_of(batch, upstream=1.0):
-    return values_of(reference, batch._replace(head=_in_float64(batch.head)), upstream)
+    return values_of(reference, batch._replace(head=in_float64(batch.head)), upstream)
 
 
 def tolerances(batch, upstream=1.0):
@@ -114,7 +114,7 @@ def tolerances(batch, upstream=1.0):
     sqrt(v) eps of it (Higham and Mary 2019, lambda = 2), which shifts the logarithm by as much. The
     sums that gradients and total are made of come on top.
     """
-    hidden, weight, bias = _in_float64(batch.head)
+    hidden, weight, bias = in_float64(batch.head)
     hidden = hidden.flatten(0, 1)
     labels = batch.labels.flatten()
     coefficients = batch.coefficients.flatten().double().abs() * abs(upstream)

@@ -173,7 +173,9 @@ def test_packed_documents_are_documents_of_the_weights_and_of_attention(settings
 
     assert len(recorded) == 2 * 3
     for labels, weights, _ in recorded:
-        documents = [document for row in labels for document in documents_of(row)]
+        documents = []
+        for row in labels:
+            documents += documents_of(row)
         assert len(documents) > len(labels) == 2
         assert sum(map(len, documents)) == (labels != -100).sum()
         unpacked = pad_sequence(documents, batch_first=True, padding_value=-100)

@@ -109,10 +109,8 @@ def test_vllm_answers_as_transformers(model, adapter, texts, tmp_path, capsys, k
         return
     ours, theirs = (samples(tmp_path / name, "tfidf_membership") for name in ("vllm", "hf"))
     for key, row in ours.items():
-        (nll, greedy_), (expected, greedy_expected) = (
-            row["filtered_resps"][0],
-            theirs[key]["filtered_resps"][0],
-        )
+        nll, greedy_ = row["filtered_resps"][0]
+        expected, greedy_expected = theirs[key]["filtered_resps"][0]
         # Float32 in other orders: relative errors of some 1e-6 of 80 sums of log-probabilities of
         # about 10.
         assert abs(float(nll) - float(expected)) < 1e-4 * abs(float(expected))
