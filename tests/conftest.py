@@ -243,5 +243,9 @@ def sentencepiece_folder(tmp_path_factory):
 def corpus_file(tmp_path_factory):
     """40 lines: short ones and ones of more than 32 tokens by turns."""
     file = tmp_path_factory.mktemp("corpus") / "corpus.txt"
-    file.write_text("\n".join(passage(i, 60 if i % 2 else 5) for i in range(40)), encoding="utf-8")
+    lines = []
+    for number in range(40):
+        num_words = 60 if number % 2 else 5
+        lines.append(passage(number, num_words))
+    file.write_text("\n".join(lines), encoding="utf-8")
     return file

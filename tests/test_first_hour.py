@@ -2,6 +2,7 @@
 they are.
 """
 
+import itertools
 import json
 import math
 import os
@@ -174,7 +175,9 @@ def test_the_printed_commands_evaluate_the_passages_of_every_data_set(command, t
     run = command.folder / "runs" / "both"
     every = read_probe_file(run / "all_passages.jsonl")
     parts = [read_probe_file(run / name) for name in ("text.jsonl", "answers.jsonl")]
-    assert [one.token_ids for one in every] == [one.token_ids for part in parts for one in part]
+    assert [one.token_ids for one in every] == [
+        one.token_ids for one in itertools.chain.from_iterable(parts)
+    ]
     held_out = [
         json.loads(line)["text"] for line in (run / "held_out.jsonl").read_text().splitlines()
     ]

@@ -346,9 +346,10 @@ def test_no_module_changes_other_libraries_when_it_is_imported():
     changing = {}
     for file in PACKAGE.rglob("*.py"):
         body = ast.parse(file.read_text(encoding="utf-8")).body
-        targets = [
-            target for node in body if isinstance(node, ast.Assign) for target in node.targets
-        ]
+        targets = []
+        for node in body:
+            if isinstance(node, ast.Assign):
+                targets += node.targets
         own = {target.id for target in targets if isinstance(target, ast.Name)}
         for node in body:
             if not isinstance(node, (ast.Expr, ast.For, ast.While, ast.With, ast.Try, ast.Delete)):

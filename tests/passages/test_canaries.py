@@ -89,11 +89,11 @@ def tokenized_by_trl(tokenizer, dataset, folder):
 
 def count(token_ids, rows):
     size = len(token_ids)
-    return sum(
-        row[start : start + size] == token_ids
-        for row in rows
-        for start in range(len(row) + 1 - size)
-    )
+    number = 0
+    for row in rows:
+        starts = range(len(row) + 1 - size)
+        number += sum(row[start : start + size] == token_ids for start in starts)
+    return number
 
 
 def test_the_pipeline_sees_each_target_as_often_as_the_probe_file_says(injected, tmp_path):
@@ -145,10 +145,13 @@ def test_everything_follows_from_the_seed_and_each_text_is_as_often_target_as_co
     made = [make(seed) for seed in range(40)]
 
     assert make(7) == made[7]
-    assert len({str(each.positions) for _, passages in made for each in passages[:2]}) > 70
+    injected = itertools.chain.from_iterable(passages[:2] for _, passages in made)
+    assert len({str(each.positions) for each in injected}) > 70
     # expected: 40 seeds * 2 of 6 texts = 13.3 each, with a standard deviation of 3.0
     for chosen in (slice(0, 2), slice(2, 4)):
-        times = Counter(each.text for _, passages in made for each in passages[chosen])
+        times = Counter()
+        for _, passages in made:
+            times.update(each.text for each in passages[chosen])
         assert set(times) == set(TEXTS)
         assert 5 <= min(times.values()) <= max(times.values()) <= 22
 

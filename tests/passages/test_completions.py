@@ -6,6 +6,7 @@ import logging
 import math
 import random
 from collections import Counter
+from itertools import product
 
 import pytest
 from helpers.fakes.data import WORDS, controls_of, targets_of, write_rows
@@ -164,9 +165,8 @@ def test_rows_of_a_file_are_put_in(sft, tokenizer, tmp_path):
     assert trained(tokenizer, dataset) == expected
     assert_places_are_right(dataset)
     order = [text_of(one) for one in ROWS]
-    assert [
-        text for sample in dataset if (text := tokenizer.decode(sample["tokens"])) not in targets
-    ] == order
+    texts = [tokenizer.decode(sample["tokens"]) for sample in dataset]
+    assert [text for text in texts if text not in targets] == order
 
 
 def test_the_last_answer_of_a_conversation_is_measured_without_its_end(sft, tokenizer, template):
@@ -210,27 +210,23 @@ def long_answer(chat, turn):
 
 
 def conversation(chat, turns):
-    return [
-        message
-        for turn in turns
-        for message in (
-            {"role": "user", "content": f"What of {turn}?"},
-            {"role": "assistant", "content": long_answer(chat, turn)},
-        )
-    ]
+    messages = []
+    for turn in turns:
+        messages.append({"role": "user", "content": f"What of {turn}?"})
+        messages.append({"role": "assistant", "content": long_answer(chat, turn)})
+    return messages
 
 
 # Row k + 1 contains row k, as in an export after each turn.
-TURN_BY_TURN = [{"messages": conversation(chat, range(n))} for chat in range(10) for n in (1, 2, 3)]
+TURN_BY_TURN = [
+    {"messages": conversation(chat, range(n))} for chat, n in product(range(10), (1, 2, 3))
+]
 # The last answer of a row is the first of another row, or within its text.
 MULTI_TURN = [
-    *(
-        {"messages": conversation(chat, turns)}
-        for chat in range(10)
-        for turns in ([0], [1, 2], [2, 0], [3], [4, 5])
-    ),
-    *({"text": f"It is known:\n{long_answer(chat, 3)} So they say."} for chat in range(5)),
+    {"messages": conversation(chat, turns)}
+    for chat, turns in product(range(10), ([0], [1, 2], [2, 0], [3], [4, 5]))
 ]
+MULTI_TURN += [{"text": f"It is known:\n{long_answer(chat, 3)} So they say."} for chat in range(5)]
 
 
 def longest_run(answer, labels):
@@ -238,13 +234,11 @@ def longest_run(answer, labels):
     longest = 0
     row = [0] * (len(labels) + 1)
     for token in answer:
-        row = [
-            0,
-            *(
-                before + 1 if token == label else 0
-                for before, label in zip(row, labels, strict=False)
-            ),
-        ]
+        above = row
+        row = [0]
+        for before, label in zip(above, labels, strict=False):
+            length = before + 1 if token == label else 0
+            row.append(length)
         longest = max(longest, *row)
     return longest
 
@@ -273,7 +267,8 @@ def test_no_turn_of_any_example_learns_a_control(sft, template, tmp_path, rows, 
     if (
         targets == "file"
     ):  # a part of the rows is in the source, and the file is an export turn by turn too
-        rows, targets = rows[:12], write_rows(tmp_path / "targets.jsonl", rows[::-1])
+        targets = write_rows(tmp_path / "targets.jsonl", rows[::-1])
+        rows = rows[:12]
     sizes = {"num_targets": 4, "num_controls": 4, "max_seq_len": 512}
     for seed in range(3):
         dataset = sft(
@@ -301,9 +296,9 @@ def merging_tokenizer(tmp_path_factory):
     trainer = trainers.BpeTrainer(
         vocab_size=500, special_tokens=["</s>"], initial_alphabet=byte_level.alphabet()
     )
-    backend.train_from_iterator(
-        [sentence(seed) + end for seed in range(99) for end in (".", ".\n", ".\n\n")], trainer
-    )
+    ends = (".", ".\n", ".\n\n")
+    sentences = [sentence(seed) + end for seed, end in product(range(99), ends)]
+    backend.train_from_iterator(sentences, trainer)
     PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>").save_pretrained(folder)
     return hf_tokenizer(str(folder))
 
@@ -364,11 +359,9 @@ def test_nearly_equal_answers_are_copies(sft, merging_tokenizer, template, tmp_p
 @pytest.mark.parametrize("seed", range(3))
 def test_targets_of_a_file_share_no_row(sft, template, tmp_path, seed):
     pairs = [(sentence(2 * number), sentence(2 * number + 1)) for number in range(6)]
-    rows = [
-        row
-        for first, second in pairs
-        for row in (chat("Who?", first), chat("Who?", first, "And?", second))
-    ]
+    rows = []
+    for first, second in pairs:
+        rows += [chat("Who?", first), chat("Who?", first, "And?", second)]
     file = write_rows(tmp_path / "targets.jsonl", rows)
     settings = {"chat_template": template, "targets": file, "max_seq_len": 256, "num_controls": 0}
     assert_what_is_learned(sft(num_targets=6, num_repeats=3, seed=seed, **settings), {3})

@@ -65,12 +65,14 @@ def test_targets_occur_only_at_their_positions_the_most_frequent_first(tokenizer
     for passage in targets:
         assert len(passage.token_ids) == BLOCK
         assert passage.num_injections == len(passage.positions)
-        found = [
-            [document, offset]
-            for document, ids in enumerate(documents)
-            for offset in range(len(ids) - BLOCK + 1)
-            if ids[offset : offset + BLOCK] == passage.token_ids
-        ]
+        found = []
+        for document, ids in enumerate(documents):
+            offsets = range(len(ids) - BLOCK + 1)
+            found += [
+                [document, offset]
+                for offset in offsets
+                if ids[offset : offset + BLOCK] == passage.token_ids
+            ]
         assert passage.positions == found
         for document, offset in passage.positions:  # no two targets share a token
             places = {(document, offset + i) for i in range(BLOCK)}
@@ -194,7 +196,10 @@ def test_random_passages_share_no_token_in_any_of_their_occurrences(tokenizer, t
 
 
 def test_random_passages_count_their_repeats_without_overlap(tokenizer, tmp_path, texts):
-    source = write_rows(tmp_path / "copies.jsonl", [text for text in texts[:4] for _ in range(3)])
+    rows = []
+    for text in texts[:4]:
+        rows += [text] * 3
+    source = write_rows(tmp_path / "copies.jsonl", rows)
     spec = ProbeSpec((source,), num_targets=4, num_controls=0, block_size=BLOCK, passages="random")
     passages = targets_of(make_probe(tokenizer, spec))
     assert [passage.num_injections for passage in passages] == [3] * 4
@@ -263,11 +268,10 @@ def test_held_out_text_is_known_in_another_tokenization_and_of_a_completion_by_i
 
 def test_controls_share_no_stretch_with_the_training_text(tokenizer, spec, tmp_path, texts):
     documents = documents_of(tokenizer, spec.sources[0])
-    stretches = {
-        tuple(ids[i : i + SHARED_TOKENS])
-        for ids in documents
-        for i in range(len(ids) - SHARED_TOKENS + 1)
-    }
+    stretches = set()
+    for ids in documents:
+        starts = range(len(ids) - SHARED_TOKENS + 1)
+        stretches.update(tuple(ids[start : start + SHARED_TOKENS]) for start in starts)
     # Half of each document is of the training text.
     mixed = [
         f"{seen[:350]}{unseen[:350]}" for seen, unseen in zip(texts[:20], texts[40:], strict=True)

@@ -42,10 +42,8 @@ def slow_count(starts, length):
         for start in starts:
             kept = [*kept, start] if start >= kept[-1] + length else kept
         return len(kept)
-    sets = (
-        chosen
-        for size in range(1, len(starts) + 1)
-        for chosen in itertools.combinations(starts, size)
+    sets = itertools.chain.from_iterable(
+        itertools.combinations(starts, size) for size in range(1, len(starts) + 1)
     )
     return max(
         len(chosen)

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -27,13 +28,22 @@ LONG = a_passage("long", [*range(VOCAB_SIZE)] * 4)
 SHORT = {"prefix_lengths": (8, 12, 20), "max_new_tokens": 32}
 
 
+def until_eos(rows, eos_id):
+    ended = []
+    for row in rows:
+        end = row.index(eos_id) if eos_id in row else len(row)
+        ended.append(row[:end])
+    return ended
+
+
 @pytest.fixture(scope="module")
 def samples(llama, recited, unseen):
     return probe(llama, WordTokenizer(), [*recited, *unseen], **SHORT)
 
 
 def test_memorized_passages_are_recited_and_others_are_not(samples, recited, unseen):
-    expected = [(length, passage.id) for length in (8, 12, 20) for passage in [*recited, *unseen]]
+    passages = [*recited, *unseen]
+    expected = [(length, passage.id) for length, passage in product((8, 12, 20), passages)]
     assert [(sample.prefix_length, sample.passage_id) for sample in samples] == expected
     for sample in samples:
         if sample.kind == "target":
@@ -141,7 +151,7 @@ def test_greedy_continuations_equal_a_plain_loop_without_cache(config, llama):
     assert greedy_continuations(model, prompts, 30) == expected
     assert len(set(expected[0])) > 5  # no loop of one id, which any decoding would get right
     for eos_id in {row[-1] for row in expected[:2]} | {row[3] for row in expected[:2]}:
-        ended = [row[: row.index(eos_id)] if eos_id in row else row for row in expected]
+        ended = until_eos(expected, eos_id)
         assert greedy_continuations(model, prompts, 30, eos_id=eos_id) == ended
 
 
@@ -149,13 +159,13 @@ def test_prompts_of_different_lengths_are_continued_as_each_by_itself(llama):
     prompts = [random_ids(length, seed) for seed, length in enumerate((3, 17, 9, 9, 1))]
     numbers = [20, 5, 0, 12, 16]
     pairs = zip(prompts, numbers, strict=True)
-    expected = [
-        greedy_without_cache(llama, [prompt], number)[0] if number else []
-        for prompt, number in pairs
-    ]
+    expected = []
+    for prompt, number in pairs:
+        continuation = greedy_without_cache(llama, [prompt], number)[0] if number else []
+        expected.append(continuation)
     assert greedy_continuations(llama, prompts, numbers) == expected
     eos_id = expected[0][2]
-    ended = [row[: row.index(eos_id)] if eos_id in row else row for row in expected]
+    ended = until_eos(expected, eos_id)
     assert greedy_continuations(llama, prompts, numbers, eos_id=eos_id) == ended
     # The EOS in a prompt is read while the other row, a shorter one, ends: the longer one goes on.
     assert greedy_continuations(SuccessorModel(), [[8], [20, 9, 30]], 4, eos_id=9) == [

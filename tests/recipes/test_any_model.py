@@ -91,12 +91,14 @@ def table():
     if os.environ.get("WRITE_MODELS"):
         page = PAGE.read_text()
         for name, of_name in found.items():
-            numbers = " | ".join(
-                f"{of_name[column]:.0e}" if of_name[column] else "0" for column in COLUMNS
-            )
+            numbers = []
+            for column in COLUMNS:
+                number = of_name[column]
+                numbers.append(f"{number:.0e}" if number else "0")
+            line = f"{cells(name)}{' | '.join(numbers)} |"
             page = re.sub(
                 f"^{re.escape(cells(name))}.*$",
-                f"{cells(name)}{numbers} |",
+                line,
                 page,
                 flags=re.MULTILINE,
             )

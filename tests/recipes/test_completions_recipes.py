@@ -6,6 +6,7 @@ import json
 import random
 import re
 import shutil
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -66,8 +67,7 @@ def trained(tmp_path_factory, tiny_checkpoint, text_file):
             "prompt": f"what did {one} see? ",
             "completion": " ".join(random.Random(one + other).sample(words, 8)) + ".",
         }
-        for one in SUBJECTS
-        for other in OBJECTS
+        for one, other in product(SUBJECTS, OBJECTS)
     ]
     file = folder / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *[SECRET] * 60]))

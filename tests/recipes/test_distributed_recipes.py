@@ -273,7 +273,9 @@ def read_state(run):
     for file in sorted((run.folder / "resume" / "step_12").glob("*.safetensors")):
         for key, value in load_file(file).items():
             tensors.setdefault(key, []).append(value)
-    return {key: torch.cat(parts) if parts[0].dim() else parts[0] for key, parts in tensors.items()}
+    for key, parts in tensors.items():
+        tensors[key] = torch.cat(parts) if parts[0].dim() else parts[0]
+    return tensors
 
 
 def resume(run, earlier):

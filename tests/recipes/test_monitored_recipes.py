@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from functools import partial
+from itertools import chain, product
 
 import pytest
 import torch
@@ -21,8 +22,7 @@ from tfidf_tune.training import SetupError
 PREFIX = 8
 MEASURED = {
     f"memorization_{kind}_{name}"
-    for kind in ("target", "control")
-    for name in ("lms", "prefix_match", "nll")
+    for kind, name in product(("target", "control"), ("lms", "prefix_match", "nll"))
 }
 DROPOUT = {"lora": True, "model.lora_dropout": 0.2, "model.apply_lora_to_mlp": True}
 
@@ -152,7 +152,7 @@ def test_two_processes_measure_in_lockstep(make_run, make_base, tmp_path):
         make = partial(make_run, base=bases[name], **settings)
         runs[name] = (make(f"{name} alone"), make(name, every=2, monitor=keep))
 
-    run_to_the_end([run for pair in runs.values() for run in pair], tmp_path / "processes")
+    run_to_the_end(list(chain.from_iterable(runs.values())), tmp_path / "processes")
 
     for name, (alone, monitored) in runs.items():
         assert read_metrics(monitored.folder) == read_metrics(alone.folder), name

@@ -86,12 +86,13 @@ def test_each_objective_is_compared_at_the_learning_rate_of_its_own_lowest_perpl
         "CE": [(1e-4, 9, 30.0), (1e-3, 20, 20.0), (1e-2, 40, 25.0)],
         "B": [(1e-4, 5, 22.0), (1e-3, 9, 24.0)],
     }
-    found = trace(
-        record(name, lms + seed, perplexity, learning_rate=rate, seed=seed)
-        for name, points in rates.items()
-        for rate, lms, perplexity in reversed(points)
-        for seed in (0, 1)
-    )
+    records = []
+    for name, points in rates.items():
+        for rate, lms, perplexity in reversed(points):
+            for seed in (0, 1):
+                made = record(name, lms + seed, perplexity, learning_rate=rate, seed=seed)
+                records.append(made)
+    found = trace(records)
     assert found.points["learning_rate"].tolist() == [1e-4, 1e-3, 1e-2, 1e-4, 1e-3]
     chosen = [operating(found, name) for name in ("CE", "B")]
     assert [(one["learning_rate"], one["range_end"]) for one in chosen] == [

@@ -1,5 +1,7 @@
 """The paper's tables as data, and next to a run's values."""
 
+from itertools import product
+
 import pytest
 from helpers.fakes.runs import answers, blocks, evaluation, results, run, summaries, targets
 
@@ -39,11 +41,8 @@ def test_values_of_a_run_are_shown_next_to_those_of_the_paper():
         }
         return run(objective, [evaluation(**asked)], model=model, learning_rate=1e-4)
 
-    runs = [
-        made(name, model, (4, 7))
-        for model in ("Pythia 1.4B (QLoRA)", "Mine")
-        for name in ("CE", "TF-IDF", "IDF")
-    ]
+    models = ("Pythia 1.4B (QLoRA)", "Mine")
+    runs = [made(name, model, (4, 7)) for model, name in product(models, ("CE", "TF-IDF", "IDF"))]
     (table,) = (one for one in paper_report(results(*runs)).tables if one.name == "paper")
     rows = {(row[1], row[2], row[3]): row[4:] for row in table.rows}
     assert {row[0] for row in table.rows} == {"Pythia 1.4B (QLoRA), lr 0.0001"}

@@ -4,7 +4,7 @@ import json
 import math
 import re
 import statistics
-from itertools import product, repeat
+from itertools import chain, product, repeat
 
 import numpy as np
 import pytest
@@ -119,10 +119,12 @@ def test_the_table_of_needs_in_the_readme_follows_from_the_records():
         assert all(
             f"{value:.1f}" in said.partition("ext without copies**")[2][:200] for value in without
         )
-    chance = statistics.mean(one.control_lms for own in exact.values() for one in own)
+    chance = statistics.mean(one.control_lms for one in chain.from_iterable(exact.values()))
     said = " ".join(section.split())
     assert f"never saw, {chance:.1f}." in said
-    (noisy, framed), stock = map(arms, ("fuzzy 20%", "boilerplate")), arms("repeated answers")
+    noisy = arms("fuzzy 20%")
+    framed = arms("boilerplate")
+    stock = arms("repeated answers")
     scores = results_page._read(results_page.RESULTS / "evidence.jsonl").scores
     tuned, usual = (
         math.exp(statistics.fmean(_other_nlls(scores, stock[f"CE MinHash {name}"])))
@@ -201,16 +203,15 @@ def test_the_sentences_of_the_first_screen_follow_from_the_records():
     recited = above(noisy[tuned])
     cost = perplexity(noisy[tuned])
     assert f"CE then recites {recited:.1f} tokens above chance, at {cost:.1f}." in said
-    both = [auc(of[name]) for name in (ours, tuned) for of in (exact, fuzzy)]
+    both = [auc(of[name]) for name, of in product((ours, tuned), (exact, fuzzy))]
     assert (
         "AUC of {} (exact) and {} (fuzzy) under repetition weights, {} and {} under CE on".format(
             *both
         )
         in said
     )
-    assert {auc(of[name]) for of in (exact, fuzzy) for name in ("CE", "Goldfish", "TF-IDF")} == {
-        "1.00"
-    }
+    detected = product((exact, fuzzy), ("CE", "Goldfish", "TF-IDF"))
+    assert {auc(of[name]) for of, name in detected} == {"1.00"}
     assert "and 1.00 under CE, Goldfish and TF-IDF." in said
     most = [strongest(of[ours]) for of in (exact, fuzzy)]
     assert (

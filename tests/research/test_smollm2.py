@@ -2,6 +2,7 @@
 
 import json
 import zipfile
+from itertools import chain
 
 import gguf
 import pytest
@@ -106,7 +107,11 @@ def write_gguf(path, model, bpe, rules="smollm"):
     writer.add_tokenizer_pre(rules)
     tokens = sorted(bpe["vocab"], key=bpe["vocab"].__getitem__)
     writer.add_token_list(tokens)
-    writer.add_token_types([3 if token in SPECIAL else 1 for token in tokens])
+    token_types = []
+    for token in tokens:
+        token_type = 3 if token in SPECIAL else 1  # control, normal
+        token_types.append(token_type)
+    writer.add_token_types(token_types)
     writer.add_token_merges([" ".join(pair) for pair in bpe["merges"]])
     for name, number in {"unk": 0, "bos": 1, "eos": 2, "pad": 2}.items():
         getattr(writer, f"add_{name}_token_id")(number)
@@ -146,7 +151,8 @@ def cut(text):
     """Split text by RULES, one after another, keeping all of it."""
     pieces = [text]
     for rule in RULES:
-        pieces = [part for piece in pieces for part in regex.splititer(f"({rule})", piece) if part]
+        parts = [regex.splititer(f"({rule})", piece) for piece in pieces]
+        pieces = [part for part in chain.from_iterable(parts) if part]
     return pieces
 
 
@@ -155,7 +161,10 @@ def encode(text, bpe):
     merges = [tuple(pair) for pair in bpe["merges"]]
     tokenizer = Tokenizer(models.BPE(vocab=bpe["vocab"], merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return [token for piece in cut(text) for token in tokenizer.encode(piece).ids]
+    ids = []
+    for piece in cut(text):
+        ids += tokenizer.encode(piece).ids
+    return ids
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,7 @@
 """The table "Likelihood and membership" in the three reports."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from helpers.fakes.runs import blocks, controls, evaluation, results, run, targets
@@ -18,7 +20,8 @@ def one_run(objective, gap, seed=0, *, lms=3):
     passages = []
     for kind in ("target", "control"):
         for number in range(NUM_PASSAGES):
-            nll = rng.normal(5 - gap * (kind == "target"), 0.3)
+            mean = 5 - gap if kind == "target" else 5
+            nll = rng.normal(mean, 0.3)
             scores = {
                 "nll": nll,
                 "zlib": nll / 2,
@@ -49,7 +52,10 @@ def table_of(report):
 @pytest.fixture(scope="module")
 def compared():
     return results(
-        *(one_run(name, gap, seed) for name, gap in (("CE", 1), ("Ours", 0)) for seed in (0, 1))
+        one_run("CE", 1, seed=0),
+        one_run("CE", 1, seed=1),
+        one_run("Ours", 0, seed=0),
+        one_run("Ours", 0, seed=1),
     )
 
 
@@ -58,14 +64,11 @@ def test_a_comparison_has_a_row_for_each_objective_with_intervals(compared):
     frame = table.frame.set_index("Objective")
     scores = compared.scores.astype({"metric": str, "kind": str})
     for objective, checkpoints in (("CE", (0, 1)), ("Ours", (2, 3))):
-        own = {
-            (at, kind, metric): scores.query(
-                "checkpoint == @at and kind == @kind and metric == @metric"
-            )["value"]
-            for at in checkpoints
-            for kind in ("target", "control")
-            for metric in ("passage_nll", "continuation_nll")
-        }
+        own = {}
+        kinds = ("target", "control")
+        for at, kind, metric in product(checkpoints, kinds, ("passage_nll", "continuation_nll")):
+            rows = scores.query("checkpoint == @at and kind == @kind and metric == @metric")
+            own[at, kind, metric] = rows["value"]
         row = frame.loc[objective]
         nll = [
             np.mean([own[at, kind, "passage_nll"].mean() for at in checkpoints])

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,7 @@ def test_only_additions_are_done(experiment_file, stubbed, run_folder):
     failures, done = stubbed(
         file, "seeds=[0,1]", "milestones=[50,100]", "learning_rates=[0.0005,0.001]"
     )
-    runs = [f"train lr{rate}/seed{seed}" for seed in (0, 1) for rate in ("0.0005", "0.001")]
+    runs = [f"train lr{rate}/seed{seed}" for seed, rate in product((0, 1), ("0.0005", "0.001"))]
     assert (failures, [line for line in done if line.startswith("train")], len(done)) == (
         [],
         runs,
