@@ -336,7 +336,7 @@ def test_the_commands_of_torchtune_and_the_harness_in_readme_run_as_they_stand(
     hub = "dataset.target_source=null dataset.num_base=-1 dataset.layout=concatenated"
     tiny = (
         f"checkpointer.checkpoint_dir={tiny_checkpoint} '{LORA}' max_steps=1 save_at_percent=[100] "
-        f"device=cpu"
+        "device=cpu"
     )
     script = block.replace("EleutherAI/pythia-1.4b", str(tiny_checkpoint))
     script = re.sub(r"(?m)^(tune run (?:.*\\\n)*.*)$", rf"\1 {tiny}", script)

@@ -100,7 +100,7 @@ def test_a_removed_working_directory_is_one_message(tmp_path):
 
     ended = run(
         f"{code}from tfidf_tune import cli; sys.argv = ['tfidf-tune', 'compare', 'runs']; "
-        f"cli.main()"
+        "cli.main()"
     )
 
     assert ended.returncode == 2

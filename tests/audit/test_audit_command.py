@@ -657,8 +657,8 @@ def test_what_cannot_work_is_refused_before_texts_are_read(
         ),
         (
             ["--offsets", "18"],
-            "--offsets is a setting of the attack offset, .*: add offset to --attacks, or leave "
-            "it out",
+            "--offsets is a setting of the attack offset, .*: add offset to --attacks, or leave it "
+            "out",
         ),
         (
             ["--attacks", "greedy", "noise", "--top-k", "5"],

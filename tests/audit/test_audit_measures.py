@@ -159,8 +159,7 @@ def test_limits_are_compared_with_value_and_bound():
     assert passed["passed"]
     assert passed["verdict"].endswith(
         "PASS: lms is 2.364, not above 7; verbatim is 0.2727, not above 0.3. These limits allow "
-        "that targets are "
-        "recited more than controls."
+        "that targets are recited more than controls."
     )
     unknown = summary("auc=0.9")
     assert [(one["value"], one["outcome"], one["exceeded"]) for one in unknown["limits"]] == [

@@ -126,7 +126,7 @@ def test_a_passage_recited_verbatim_is_stated_though_the_average_shows_nothing()
     report = report_of(run_of(targets, many(60, "control", lambda i: i % 3), num_injections={}))
     assert report.verdict.startswith(
         f"{NO_MORE}{NOTICED.format(60)}; 1 of 60 passages verbatim for up to 12 tokens, about 12 "
-        f"words. "
+        "words. "
     )
     # Clopper and Pearson, one-sided.
     assert report.tables[0].rows[0][3] == "1 of 60 (at most 7.7 %)"

@@ -16,8 +16,7 @@ def test_model_text_controls_and_passages_have_the_beginnings_of_their_hashes():
     inputs = {"model": model, "texts": texts, "controls": "c" * 16, "probe_file": "d" * 64}
     assert _subject("runs/mine", inputs) == (
         f"Model: runs/mine ({digest(sorted(model.values()))[:8]}); text: a.jsonl (11111111), "
-        f"b.jsonl (22222222), "
-        f"c.jsonl (33333333) and 2 more; controls: unseen text (cccccccc); passages: probe file "
-        f"(dddddddd); {TODAY}."
+        "b.jsonl (22222222), c.jsonl (33333333) and 2 more; controls: unseen text (cccccccc); "
+        f"passages: probe file (dddddddd); {TODAY}."
     )
     assert _subject("org/model", {"model": {}}) == f"Model: org/model; {TODAY}."

@@ -89,7 +89,7 @@ def test_a_model_that_predicts_hardly_better_than_by_guessing_is_said_to_have_ha
     assert verdict(20.0, 1738.0, 2048).endswith(f". Hardly learned: Tiny, TF-IDF, {said}.")
     both = (
         f" Hardly learned: Tiny, CE, {said}, Tiny, TF-IDF, seed 0 (perplexity over a million, "
-        f"vocabulary 2,048)."
+        "vocabulary 2,048)."
     )
     assert verdict(1738.0, math.inf, 2048).endswith(both)
     # A quarter of it; of word frequencies alone: a tenth.

@@ -305,7 +305,7 @@ def test_a_folder_is_read_with_its_folders_and_what_is_skipped_is_said(tmp_path,
         assert [*load_documents(str(tmp_path / "in"))] == ["one", "two", "three"]
     assert caplog.messages == [
         f"{tmp_path / 'in'}: 2 files read; skipped: ._a.jsonl, README.md, _x.jsonl, "
-        f"dataset_infos.json, link and 2 more"
+        "dataset_infos.json, link and 2 more"
     ]
     # A folder of JSON lists is read without the metadata files of datasets. With a .txt file it has
     # two formats.

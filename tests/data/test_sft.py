@@ -352,8 +352,7 @@ CHATML = """{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 KNOWS_NOTHING = (
     "the chat template does not write tool_calls of 2 messages, reasoning_content of 2 messages, "
-    "tools of 1 row; "
-    "it writes nothing of 3 answers (not learned)"
+    "tools of 1 row; it writes nothing of 3 answers (not learned)"
 )
 NO_THOUGHTS = (
     "the chat template does not write reasoning_content of 2 messages; it writes nothing of 1 "
@@ -427,8 +426,8 @@ def test_one_of_two_fields_is_written_and_contents_are_not(chat_tokenizer, sft, 
     """
     file = tmp_path / "thoughts.jinja"
     file.write_text(
-        "{% for m in messages if m.role != 'tool' %}[{{ m.role }}]"
-        "{{ m.reasoning or m.thinking or m.content | upper }}[end]{% endfor %}"
+        "{% for m in messages if m.role != 'tool' %}[{{ m.role }}]{{ m.reasoning or m.thinking or "
+        "m.content | upper }}[end]{% endfor %}"
     )
     thoughts = {"reasoning": "Two and two.", "thinking": "Two and two."}
     rows = [
@@ -631,8 +630,8 @@ def test_contents_that_end_in_eos_are_kept_exactly(chat_tokenizer, sft, tmp_path
         file = tmp_path / "ends.jinja"
         # The turn of the user ends in another token.
         file.write_text(
-            "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}"
-            f"{{{{ '{turn_end}' if m.role == 'assistant' else '<|im_end|>' }}}}{{% endfor %}}"
+            "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}{{ "
+            f"'{turn_end}' if m.role == 'assistant' else '<|im_end|>' }}}}{{% endfor %}}"
         )
         for asked in contents:
             for content in contents:
@@ -692,10 +691,8 @@ def test_rows_are_cut_left_out_and_counted_in_one_line(chat_tokenizer, tokenizer
         assert record.levelno == logging.WARNING
         assert record.getMessage().endswith(
             "rows.jsonl: 2 rows with messages, 4 rows with prompt and completion, 2 rows with "
-            "text; "
-            "roles assistant (learned), user; 4 examples, 1 of "
-            f"them cut after {num_prompt + 30} tokens; 5 rows left out, 4 without an answer and 1 "
-            f"with none of it "
+            "text; roles assistant (learned), user; 4 examples, 1 of them cut after "
+            f"{num_prompt + 30} tokens; 5 rows left out, 4 without an answer and 1 with none of it "
             "before the cut"
         )
         assert (dataset.num_documents, dataset.num_cut, dataset.num_left_out) == (9, 1, 5)

@@ -118,8 +118,8 @@ COMPONENTS = [
     value(
         "collate_fn",
         "torchtune.data.padded_collate_dpo",
-        "collate_fn: .*padded_collate_dpo makes no batch .*KeyError.*: use one that belongs to "
-        "the data set",
+        "collate_fn: .*padded_collate_dpo makes no batch .*KeyError.*: use one that belongs to the "
+        "data set",
     ),
     value(
         "model",

@@ -20,8 +20,8 @@ NAMES = ["ann", "bob", "cid", "dan", "eve", "fay", "gil", "hal", "ida", "jon"]
 SIZES = {"num_targets": 2, "num_controls": 3, "min_target_tokens": 8}
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if m.role == 'assistant' %}{{ "
-    "eos_token }}{% endif %}"
-    "{{ '\\n' }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    "eos_token }}{% endif %}{{ '\\n' }}{% endfor %}{% if add_generation_prompt %}<assistant>{% "
+    "endif %}"
 )
 
 

@@ -59,8 +59,7 @@ def test_statements_follow_from_the_numbers():
     made = report_of(records, references=["B"])
     assert made.verdict == (
         "Against CE: better: B; recites less, perplexity higher: C; no difference shown: D. "
-        "Against B: recites less, "
-        "perplexity higher: C; worse: CE and D. 3 seeds."
+        "Against B: recites less, perplexity higher: C; worse: CE and D. 3 seeds."
     )
     front = {
         row["Objective"] for row in table(made, "operating_points") if row["On the front"] == "yes"

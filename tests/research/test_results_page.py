@@ -189,7 +189,7 @@ def test_the_sentences_of_the_first_screen_follow_from_the_records():
         assert best <= perplexity(of[tuned]) < 1.002 * best
     assert (
         f": {perplexity(exact[tuned]):.1f} where copies are exact, {perplexity(fuzzy[tuned]):.1f} "
-        f"where 10 %" in said
+        "where 10 %" in said
     )
     assert f"and CE recites {above(fuzzy[usual]):.1f} tokens above chance" in said
     both = [_interval(_other_nlls(scores, answers[name]), math.exp) for name in (tuned, usual)]
@@ -279,7 +279,7 @@ def test_the_hours_for_a_trillion_tokens_follow_from_the_record():
     )
     assert (
         f"{hours['duplicates']:,.0f} hours for duplicates, {hours['near-duplicates']:,.0f} for "
-        f"near-d" in text
+        "near-d" in text
     )
     assert max(one["peak_bytes"] for one in runs) < 2**30
 

@@ -78,8 +78,8 @@ def test_a_config_is_merged_into_its_base(tmp_path):
     """References are resolved after overrides; sections with a component and lists are replaced."""
     write_configs(
         tmp_path,
-        bottom="a: 1\nb: ${a}\nm: ???\nmodel: {_component_: x, rank: 8}\nloss: {_component_: y, "
-        "k: 1}\nsets: {d: 1}",
+        bottom="a: 1\nb: ${a}\nm: ???\nmodel: {_component_: x, rank: 8}\nloss: {_component_: y, k: "
+        "1}\nsets: {d: 1}",
         middle="base: bottom.yaml\na: 2\nmodel: {rank: 16}\nsets: [{_component_: y}]",
         top="base: middle.yaml\nc: ???\nloss: {_component_: z}\nsets: {_component_: w}",
     )
@@ -138,8 +138,7 @@ def test_another_component_drops_the_keys_that_it_does_not_take(tmp_path, caplog
     write_configs(
         tmp_path,
         mine="loss: {_component_: tfidf_tune.loss.TFIDFCrossEntropyLoss, tf: log, num_batches: 4, "
-        "head: "
-        "chunked}\noptimizer: {_component_: torch.optim.AdamW, lr: 1, betas: [0, 0]}",
+        "head: chunked}\noptimizer: {_component_: torch.optim.AdamW, lr: 1, betas: [0, 0]}",
     )
     ce = {"_component_": "tfidf_tune.loss.CrossEntropyLoss", "head": "chunked"}
 

@@ -191,7 +191,7 @@ def test_a_data_set_of_controls_alone_is_described(build, tmp_path, capsys):
     number = len(dataset.passages)
     assert (
         f"; no targets, so that recitation is not measured; {number} controls of 32 tokens, held "
-        f"out" in capsys.readouterr().err
+        "out" in capsys.readouterr().err
     )
 
 

@@ -32,8 +32,8 @@ def test_weights_and_optimizer_state_are_printed_before_training(
     printed = capsys.readouterr().err
     sizes = [4 * number / 2**20 for number in (trained + frozen, 2 * trained)]
     line = (
-        f"{trained:,} parameters are trained, {frozen:,} frozen: "
-        f"weights {sizes[0]:.2f} MiB, optimizer state {sizes[1]:.2f} MiB\n"
+        f"{trained:,} parameters are trained, {frozen:,} frozen: weights {sizes[0]:.2f} MiB, "
+        f"optimizer state {sizes[1]:.2f} MiB\n"
     )
     assert printed.index(line) < printed.index("step/s")
 

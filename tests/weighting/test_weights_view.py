@@ -203,8 +203,7 @@ def test_a_token_shows_its_numbers_and_its_color_in_the_chosen_form(browser, pag
     weights = ", ".join(f"{token[column]:.2f} ({form})" for form, column in WEIGHTS.items())
     assert browser.run(details).endswith(
         f"(id {token['id']}): {token['tf']} in this block, in {token['df']} of "
-        f"{token['documents']} blocks, "
-        f"idf {token['idf']:.2f}; weight {weights}"
+        f"{token['documents']} blocks, idf {token['idf']:.2f}; weight {weights}"
     )
     browser.run("arguments[0].focus()", spans[0])
     assert "never a label" in browser.run(details)

@@ -72,7 +72,7 @@ def test_a_start_has_a_folder_of_its_own_for_everything_that_affects_it(tmp_path
     def starts(*overrides):
         start = "start: {_component_: research.experiment.random_model}"
         own = (
-            f"models.Own={{recipe: full_finetune, config: demo/llama_3M_full_memorization, "
+            "models.Own={recipe: full_finetune, config: demo/llama_3M_full_memorization, "
             f"{start}}}"
         )
         runs = expand(load_experiment("demo", [own, *overrides]))
@@ -82,7 +82,7 @@ def test_a_start_has_a_folder_of_its_own_for_everything_that_affects_it(tmp_path
         component = "_component_: research.experiment.trained_model"
         start = f"start: {{{component}, source: {tmp_path}/text.txt, epochs: {epochs}}}"
         own = (
-            f"models.Own={{recipe: full_finetune, config: demo/llama_3M_full_memorization, "
+            "models.Own={recipe: full_finetune, config: demo/llama_3M_full_memorization, "
             f"{start}}}"
         )
         return expand(load_experiment("demo", [own]))[-1]
@@ -115,7 +115,7 @@ def test_every_learning_rate_has_a_run_and_a_model_can_have_its_own(experiment_f
     file = experiment_file()
     own = (
         f"models.Other={{recipe: full_finetune, config: {tmp_path}/training.yaml, learning_rates: "
-        f"[0.02]}}"
+        "[0.02]}"
     )
     runs = expand(load_experiment(file, [own, "seeds=[0,1]", "learning_rates=[5e-4,1,0.00001]"]))
     out = tmp_path / "out"
