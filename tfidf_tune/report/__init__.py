@@ -5,6 +5,7 @@ HTML page.
 from tfidf_tune.report._html import html_page, require_report_folder, write_report
 from tfidf_tune.report._markdown import markdown, terminal_text
 from tfidf_tune.report.document import (
+    Column,
     Continuation,
     Example,
     Figure,
@@ -16,6 +17,7 @@ from tfidf_tune.report.document import (
 )
 
 __all__ = [
+    "Column",
     "Continuation",
     "Example",
     "Figure",

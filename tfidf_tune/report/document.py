@@ -5,7 +5,7 @@ import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import pandas as pd
 
@@ -50,17 +50,19 @@ class Table:
     @property
     def rows(self) -> list[tuple[Value, ...]]:
         """Plain values; NaN becomes None, and a whole number without a format an integer."""
-        columns = (
-            [_plain(value, self.formats.get(name)) for value in own.tolist()]
-            for name, own in self.frame.items()
-        )
+        columns = []
+        for header, cells in self.frame.items():
+            number_format = self.formats.get(header)
+            columns.append([_plain(value, number_format) for value in cells.tolist()])
         return list(zip(*columns, strict=True))
 
     def text(self, header: str, value: Value) -> str:
         """Format a cell."""
         if value is None:
             return "\N{EN DASH}"
-        return value if isinstance(value, str) else format(value, self.formats.get(header, ""))
+        if isinstance(value, str):
+            return value
+        return format(value, self.formats.get(header, ""))
 
     def without_empty_columns(self) -> "Table":
         """Leave out the columns without any value."""
@@ -68,8 +70,12 @@ class Table:
 
     def without_lone_model(self) -> "Table":
         """Leave out a first column Model that is the same in every row."""
-        is_lone = self.headers[:1] == ["Model"] and self.frame.iloc[:, 0].nunique() == 1
-        return replace(self, frame=self.frame.iloc[:, 1:]) if is_lone else self
+        if self.headers[:1] != ["Model"]:
+            return self
+        models = self.frame.iloc[:, 0]
+        if models.nunique() != 1:
+            return self
+        return replace(self, frame=self.frame.iloc[:, 1:])
 
     def csv(self) -> str:
         """Write CSV with full precision; text that a spreadsheet would take for a formula gets an
@@ -80,9 +86,9 @@ class Table:
                 finite are empty.
         """
         text = io.StringIO()
-        csv.writer(text).writerows(
-            [_csv_cell(value) for value in row] for row in [self.headers, *self.rows]
-        )
+        writer = csv.writer(text)
+        for row in [self.headers, *self.rows]:
+            writer.writerow([_csv_cell(value) for value in row])
         return text.getvalue()
 
 
@@ -165,6 +171,20 @@ class Report:
     subject: str = ""
 
 
+class Column(NamedTuple):
+    """A column of a table that :func:`tabulate` makes of a data frame.
+
+    Attributes:
+        header (str): its header in the table: "Avg LMS".
+        source (str): the column of the data frame.
+        format (str): format specification of its numbers (``.2f``). Default: whole numbers.
+    """
+
+    header: str
+    source: str
+    format: str = ""
+
+
 def tabulate(
     name: str,
     title: str,
@@ -173,41 +193,55 @@ def tabulate(
     notes: Sequence[str] = (),
     better: Mapping[str, Literal["lower", "higher"]] | None = None,
 ) -> Table:
-    """Make a table of some columns of a data frame: the header, the column's name and the format of
-    each.
+    """Make a table of some columns of a data frame.
+
+    Args:
+        name (str): see :class:`Table`.
+        title (str): see :class:`Table`.
+        frame (pandas.DataFrame): the values; it may have more columns.
+        columns (Sequence[tuple[str, str, str]]): a :class:`Column`, or a tuple of header, source
+            and format, for each column of the table.
+        notes (Sequence[str]): sentences below the table. Default: none.
+        better (Mapping[str, str] | None): header -> "lower" or "higher" where one end is better.
+            Default: none.
     """
-    # A name may be a text that Arrow cannot hold.
-    headers = pd.Index([header for header, *_ in columns], dtype=object)
-    chosen = frame[[source for _, source, _ in columns]].set_axis(headers, axis="columns")
-    return Table(
-        name,
-        title,
-        chosen,
-        notes,
-        {header: form for header, _, form in columns if form},
-        better or {},
-    )
+    headers = []
+    sources = []
+    formats = {}
+    for header, source, number_format in columns:
+        headers.append(header)
+        sources.append(source)
+        if number_format:
+            formats[header] = number_format
+    # A header may be a text that Arrow cannot hold, as the name of a model: hence "object".
+    index = pd.Index(headers, dtype=object)
+    chosen = frame[sources].set_axis(index, axis="columns")
+    return Table(name, title, chosen, notes, formats, better or {})
 
 
 def finite(value: Value) -> Value:
     """Return None for a number that is not finite."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
-def _plain(value: Any, form: str | None) -> Value:
+def _plain(value: Any, number_format: str | None) -> Value:
     if pd.isna(value):
         return None
-    # Grouping makes floats of integers.
-    return int(value) if isinstance(value, float) and not form and value.is_integer() else value
+    # Grouping makes floats of integers: without a format, a whole number is an integer again.
+    if isinstance(value, float) and not number_format and value.is_integer():
+        return int(value)
+    return value
 
 
 def _csv_cell(value: Value) -> Value:
     if not isinstance(value, str):
         return finite(value)
     # https://owasp.org/www-community/attacks/CSV_Injection
-    return visible(
-        f"'{value}" if value.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else value
-    )
+    if value.startswith(("=", "+", "-", "@", "\t", "\r", "\n")):
+        value = f"'{value}"
+    return visible(value)
 
 
 class Footnotes:
@@ -218,13 +252,19 @@ class Footnotes:
 
     def mark(self, *texts: str) -> str:
         """Return the marks of footnotes, two marks together; new ones are added."""
-        self.texts += [text for text in dict.fromkeys(texts) if text not in self.texts]
-        return "".join(
-            f"[{number}]" for number, text in enumerate(self.texts, start=1) if text in texts
-        )
+        for text in texts:
+            if text not in self.texts:
+                self.texts.append(text)
+        marks = ""
+        for number, text in enumerate(self.texts, start=1):
+            if text in texts:
+                marks += f"[{number}]"
+        return marks
 
 
 def joined(names: Iterable[str]) -> str:
     """Join different names, at least one, as in a sentence: "a, b and c"."""
     *first, last = dict.fromkeys(names)
-    return f"{', '.join(first)} and {last}" if first else last
+    if not first:
+        return last
+    return f"{', '.join(first)} and {last}"
