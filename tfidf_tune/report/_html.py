@@ -21,7 +21,7 @@ from markupsafe import Markup, escape
 from tfidf_tune._files import is_leftover, update_files
 from tfidf_tune._printing import visible
 from tfidf_tune.report._markdown import markdown, shown_lines
-from tfidf_tune.report.document import Report, Table, finite
+from tfidf_tune.report.document import Example, Figure, Report, Table, Value, finite
 from tfidf_tune.report.figures import draw
 
 if TYPE_CHECKING:
@@ -41,41 +41,57 @@ def html_page(report: Report, section: str | None = None, **context: Any) -> str
             template and script. Default: None.
         **context (Any): what the template of that section needs.
     """
-    names = ["sort.js", *([f"{section}.js"] if section else [])]
-    scripts = [Markup(_TEMPLATES.get_template(name).render()) for name in names]
-    hashes = " ".join(
-        f"'sha256-{_base64(hashlib.sha256(text.encode()).digest())}'" for text in scripts
-    )
+    script_names = ["sort.js"]
+    if section:
+        script_names.append(f"{section}.js")
+    # The policy names the hash of each script: a browser runs no other.
+    scripts = []
+    hashes = []
+    for name in script_names:
+        script = Markup(_TEMPLATES.get_template(name).render())
+        digest = hashlib.sha256(script.encode()).digest()
+        scripts.append(script)
+        hashes.append(f"'sha256-{_base64(digest)}'")
     policy = (
-        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {' '.join(hashes)}; style-src 'unsafe-inline'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
     )
     page = _TEMPLATES.get_template("page.html")
     return page.render(context, report=report, section=section, policy=policy, scripts=scripts)
 
 
 def _best(table: Table) -> set[tuple[int, int]]:
-    """Row and column of the best values, or those that look alike, of each first cell (of all if no
-    two share it).
+    """Row and column of the best values of each group of rows, and of values that look alike.
+
+    Rows with the same first cell (a model) are a group; if no two share it, all rows are one.
     """
-    first = [row[0] for row in table.rows]
-    groups = first if len(set(first)) < len(first) else [None] * len(first)
+    rows = table.rows
+    groups: dict[Value, list[int]] = {}
+    for number, row in enumerate(rows):
+        groups.setdefault(row[0], []).append(number)
+    if len(groups) == len(rows):
+        groups = {None: list(range(len(rows)))}
     best = set()
     for column, header in enumerate(table.headers):
-        if header in table.better:
-            values = [row[column] for row in table.rows]
-            for group in set(groups):
-                in_group = ((at, value) for at, value in enumerate(values) if groups[at] == group)
-                numbers = {at: value for at, value in in_group if isinstance(value, int | float)}
-                if len(numbers) > 1:
-                    top = (min if table.better[header] == "lower" else max)(numbers.values())
-                    shown = table.text(header, top)
-                    best |= {
-                        (at, column)
-                        for at, value in numbers.items()
-                        if table.text(header, value) == shown
-                    }
+        if header not in table.better:
+            continue
+        for row_numbers in groups.values():
+            cells = {number: rows[number][column] for number in row_numbers}
+            for number in _best_cells(table, header, cells):
+                best.add((number, column))
     return best
+
+
+def _best_cells(table: Table, header: str, cells: Mapping[int, Value]) -> list[int]:
+    """Return the row numbers of the best cells; none if fewer than two have a number."""
+    numbers = {row: value for row, value in cells.items() if isinstance(value, int | float)}
+    if len(numbers) < 2:
+        return []
+    top = max(numbers.values())
+    if table.better[header] == "lower":
+        top = min(numbers.values())
+    shown = table.text(header, top)
+    return [row for row, value in numbers.items() if table.text(header, value) == shown]
 
 
 def _svg(figure: "matplotlib.figure.Figure") -> dict[str, Any]:
@@ -84,11 +100,11 @@ def _svg(figure: "matplotlib.figure.Figure") -> dict[str, Any]:
     """
     buffer = io.BytesIO()
     draw(figure, buffer, format="svg", transparent=True)
-    width, height = (round(96 * length) for length in figure.get_size_inches())
+    width, height = figure.get_size_inches()
     return {
         "uri": f"data:image/svg+xml;base64,{_base64(buffer.getvalue())}",
-        "width": width,
-        "height": height,
+        "width": round(96 * width),
+        "height": round(96 * height),
     }
 
 
@@ -98,27 +114,49 @@ def _base64(data: bytes) -> str:
 
 def _inert(value: object) -> object:
     """Make control characters visible, in text that is escaped after this and in markup."""
-    return type(value)(visible(value)) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    return type(value)(visible(value))
 
 
 def _together(text: str) -> Markup:
     """Keep a short word with a hyphen (TF-IDF), and a number with its percent sign, on one line."""
     span = Markup('<span class="together">{}</span>')
-    joined = Markup("")
+    markup = []
     for number, part in enumerate(_TOGETHER.split(text)):
-        is_word = number % 2 == 1  # every second part is such a word
-        joined += span.format(part) if is_word and len(part) <= 20 else escape(part)
-    return joined
+        is_match = number % 2 == 1  # a split by a group returns every second part as its match
+        if is_match and len(part) <= 20:
+            markup.append(span.format(part))
+        else:
+            markup.append(escape(part))
+    return Markup("").join(markup)
 
 
 def _marked(text: str, report: Report) -> Markup:
     """Keep words together, and link the marks of footnotes to them."""
 
     def link(match: re.Match[str]) -> str:
-        is_known = int(match[1]) <= len(report.footnotes)
-        return f'<sup><a href="#footnote-{match[1]}">{match[0]}</a></sup>' if is_known else match[0]
+        mark, number = match.group(0, 1)
+        if int(number) > len(report.footnotes):
+            return mark
+        return f'<sup><a href="#footnote-{number}">{mark}</a></sup>'
 
-    return Markup(_MARK.sub(link, str(_together(text))))
+    words = str(_together(text))
+    return Markup(_MARK.sub(link, words))
+
+
+def _text_columns(table: Table) -> set[int]:
+    """Return the numbers of the columns that have a text."""
+    columns = set()
+    for row in table.rows:
+        for column, value in enumerate(row):
+            if isinstance(value, str):
+                columns.add(column)
+    return columns
+
+
+def _text_base64(text: str) -> str:
+    return _base64(text.encode())
 
 
 def _text_columns(table: Table) -> set[int]:
@@ -137,11 +175,13 @@ _TEMPLATES = jinja2.Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_TEMPLATES.filters.update(
-    together=_together, marked=_marked, base64=lambda text: _base64(text.encode())
-)
+_TEMPLATES.filters["together"] = _together
+_TEMPLATES.filters["marked"] = _marked
+_TEMPLATES.filters["base64"] = _text_base64
 _TEMPLATES.filters["lines"] = shown_lines
-_TEMPLATES.globals.update(best_of=_best, svg=_svg, text_columns=_text_columns)
+_TEMPLATES.globals["best_of"] = _best
+_TEMPLATES.globals["svg"] = _svg
+_TEMPLATES.globals["text_columns"] = _text_columns
 
 _INDEX = "report.json"
 
@@ -172,23 +212,20 @@ def write_report(
             it was.
     """
     require_report_folder(folder)
-    files: dict[str, Callable[[Path], object]] = {
-        f"tables/{table.name}.csv": partial(_write_text, table.csv()) for table in report.tables
-    }
-    for one in report.figures:
-        files[f"figures/{one.name}.png"] = partial(draw, one.figure, format="png", dpi=200)
-        files[f"figures/{one.name}.svg"] = partial(draw, one.figure, format="svg")
-    texts = {
-        "report.md": markdown(report),
-        "index.html": html_page(report, **page),
-        # The last is renamed first: it says that the folder has a report.
-        _INDEX: json.dumps(
-            _as_json(report, list(files)), indent=1, ensure_ascii=False, allow_nan=False
-        )
-        + "\n",
-    }
+    files: dict[str, Callable[[Path], object]] = {}
+    for table in report.tables:
+        files[f"tables/{table.name}.csv"] = partial(_write_text, table.csv())
+    for figure in report.figures:
+        files[f"figures/{figure.name}.png"] = partial(draw, figure.figure, format="png", dpi=200)
+        files[f"figures/{figure.name}.svg"] = partial(draw, figure.figure, format="svg")
     older = _listed_files(folder) - files.keys()
-    files |= dict(more or {}) | {name: partial(_write_text, text) for name, text in texts.items()}
+    content = _as_json(report, list(files))
+    index = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    files.update(more or {})
+    files["report.md"] = partial(_write_text, markdown(report))
+    files["index.html"] = partial(_write_text, html_page(report, **page))
+    # The last is renamed first: it says that the folder has a report.
+    files[_INDEX] = partial(_write_text, index)
     update_files(folder, files)
     for name in older:
         (folder / name).unlink(missing_ok=True)
@@ -202,8 +239,9 @@ def require_report_folder(folder: Path) -> None:
     """
     if folder.is_file():
         raise ValueError(f"{folder} is a file: give the report a folder of its own")
-    others = (path for path in folder.rglob("*") if path.is_file() and not is_leftover(path))
-    if any(others) and not (folder / _INDEX).is_file():
+    if (folder / _INDEX).is_file():
+        return
+    if any(path.is_file() and not is_leftover(path) for path in folder.rglob("*")):
         raise ValueError(
             f"{folder} has files but no report ({_INDEX}): give the report a folder of its own"
         )
@@ -217,44 +255,53 @@ def _write_text(text: str, path: Path) -> None:
 def _listed_files(folder: Path) -> set[str]:
     """Return the tables and figures in the folder that its report lists."""
     try:
-        listed = set(json.loads((folder / _INDEX).read_text(encoding="utf-8"))["files"])
+        text = (folder / _INDEX).read_text(encoding="utf-8")
+        listed = set(json.loads(text)["files"])
     except (OSError, ValueError, KeyError, TypeError):
         return set()
-    there: set[str] = set()
+    present = set()
     for part in ("tables", "figures"):
-        there |= {f"{part}/{path.name}" for path in folder.glob(f"{part}/*")}
-    return listed & there
+        for path in folder.glob(f"{part}/*"):
+            present.add(f"{part}/{path.name}")
+    return listed & present
 
 
 def _as_json(report: Report, files: list[str]) -> dict[str, Any]:
-    tables = [
-        {
-            "name": table.name,
-            "title": table.title,
-            "columns": [{"name": name, "better": table.better.get(name)} for name in table.headers],
-            "rows": [list(map(finite, row)) for row in table.rows],
-            "notes": table.notes,
-        }
-        for table in report.tables
-    ]
-    examples = [
-        vars(one)
-        | {
-            "continuations": [
-                vars(of)
-                | {"pieces": [{"text": text, "recited": recited} for text, recited in of.pieces]}
-                for of in one.continuations
-            ]
-        }
-        for one in report.examples
-    ]
-    names = ("title", "subject", "verdict", "footnotes", "provenance")
-    return {name: getattr(report, name) for name in names} | {
-        "tables": tables,
-        "figures": [
-            {"name": one.name, "title": one.title, "caption": one.caption} for one in report.figures
-        ],
-        "examples": examples,
-        "sections": list(map(vars, report.sections)),
+    return {
+        "title": report.title,
+        "subject": report.subject,
+        "verdict": report.verdict,
+        "footnotes": report.footnotes,
+        "provenance": report.provenance,
+        "tables": [_table_as_json(table) for table in report.tables],
+        "figures": [_figure_as_json(figure) for figure in report.figures],
+        "examples": [_example_as_json(example) for example in report.examples],
+        "sections": [vars(section) for section in report.sections],
         "files": files,
     }
+
+
+def _figure_as_json(figure: Figure) -> dict[str, str]:
+    return {"name": figure.name, "title": figure.title, "caption": figure.caption}
+
+
+def _table_as_json(table: Table) -> dict[str, Any]:
+    columns = [{"name": name, "better": table.better.get(name)} for name in table.headers]
+    rows = [list(map(finite, row)) for row in table.rows]
+    return {
+        "name": table.name,
+        "title": table.title,
+        "columns": columns,
+        "rows": rows,
+        "notes": table.notes,
+    }
+
+
+def _example_as_json(example: Example) -> dict[str, Any]:
+    continuations = []
+    for continuation in example.continuations:
+        pieces = []
+        for text, recited in continuation.pieces:
+            pieces.append({"text": text, "recited": recited})
+        continuations.append(vars(continuation) | {"pieces": pieces})
+    return vars(example) | {"continuations": continuations}

@@ -43,13 +43,15 @@ def terminal_text(report: Report, *, verbose: bool = False) -> str:
     verdict = _wrapped(re.sub(r"\[\d+\]", "", _on_one_line(report.verdict)))
     lines = [f"# {_on_one_line(report.title)}", ""]
     if report.tables:
-        table = _table(
-            report.tables[0].without_empty_columns(), _on_one_line, with_notes=False
-        ).split("\n")
-        num_shown = _MOST_LINES - len(lines) - 2 - len(verdict.split("\n"))
-        lines += table[:num_shown]
-        hidden = len(table) - num_shown
-        lines += [f"and {hidden} more rows: --verbose"] if hidden > 0 else []
+        table = report.tables[0].without_empty_columns()
+        table_lines = _aligned_table(table, _on_one_line).split("\n")
+        num_verdict = len(verdict.split("\n"))
+        # Besides the table there are the title, the verdict, and two lines between them.
+        num_shown = _MOST_LINES - len(lines) - 2 - num_verdict
+        lines += table_lines[:num_shown]
+        num_hidden = len(table_lines) - num_shown
+        if num_hidden > 0:
+            lines.append(f"and {num_hidden} more rows: --verbose")
         lines.append("")
     return "\n".join([*lines, verdict]) + "\n"
 
@@ -61,58 +63,75 @@ def _on_one_line(text: str) -> str:
 def _inert(text: str) -> str:
     """Put a text on one line and escape what Markdown would interpret."""
     text = _INLINE.sub(r"\\\g<0>", _on_one_line(text))
-    # Before a number's dot or bracket, before any other sign.
-    return _BLOCK.sub(lambda match: re.sub(r"(?=[^\w\\])", r"\\", match[0], count=1), text)
+    return _BLOCK.sub(_escaped_block, text)
+
+
+def _escaped_block(match: re.Match[str]) -> str:
+    """Put a backslash before a number's dot or bracket, or before any other sign."""
+    return re.sub(r"(?=[^\w\\])", r"\\", match[0], count=1)
 
 
 def _laid_out(report: Report, escape: _Escape) -> str:
     parts = [f"# {escape(report.title)}"]
-    parts += [_wrapped(escape(report.subject))] if report.subject else []
-    parts += [_wrapped(escape(report.verdict))] if report.verdict else []
+    if report.subject:
+        parts.append(_wrapped(escape(report.subject)))
+    if report.verdict:
+        parts.append(_wrapped(escape(report.verdict)))
+    # The first table is read with the verdict; the others stand below the figures.
     tables = [f"## {escape(table.title)}\n\n{_table(table, escape)}" for table in report.tables]
     parts += tables[:1]
     for figure in report.figures:
         title = escape(figure.title)
         image = f"![{title}](figures/{figure.name}.png)"
-        parts.append(f"## {title}\n\n{image}\n\n{_wrapped(escape(figure.caption))}")
+        caption = _wrapped(escape(figure.caption))
+        parts.append(f"## {title}\n\n{image}\n\n{caption}")
     parts += tables[1:]
-    parts += (
-        [f"## Examples\n\n{_wrapped(f'Between ⟦ and ⟧: {report.mark}.')}"]
-        if report.examples
-        else []
-    )
+    if report.examples:
+        mark = _wrapped(f"Between ⟦ and ⟧: {report.mark}.")
+        parts.append(f"## Examples\n\n{mark}")
     parts += [_example(example, escape) for example in report.examples]
-    for one in report.sections:
-        parts += [f"## {escape(one.title)}", *(_wrapped(escape(text)) for text in one.paragraphs)]
+    for section in report.sections:
+        parts.append(f"## {escape(section.title)}")
+        for paragraph in section.paragraphs:
+            parts.append(_wrapped(escape(paragraph)))
     if report.footnotes:
-        starts = [(f"{number}. ", escape(text)) for number, text in enumerate(report.footnotes, 1)]
-        parts.append(
-            "## Footnotes\n\n" + "\n".join(_wrapped(text, at, " " * len(at)) for at, text in starts)
-        )
+        footnotes = []
+        for number, text in enumerate(report.footnotes, start=1):
+            label = f"{number}. "
+            footnotes.append(_wrapped(escape(text), label, " " * len(label)))
+        parts.append("## Footnotes\n\n" + "\n".join(footnotes))
     if report.provenance:
-        rows = [
-            ("What", "Value"),
-            *((escape(name), escape(value)) for name, value in report.provenance.items()),
-        ]
+        rows = [("What", "Value")]
+        for name, value in report.provenance.items():
+            rows.append((escape(name), escape(value)))
         parts.append("## Provenance\n\n" + _aligned(rows, "<<"))
     return "\n\n".join(parts) + "\n"
 
 
-def _table(table: Table, escape: _Escape, *, with_notes: bool = True) -> str:
+def _table(table: Table, escape: _Escape) -> str:
+    """Write a table with its notes as a list below it."""
+    text = _aligned_table(table, escape)
+    if not table.notes:
+        return text
+    notes = "\n".join(_wrapped(escape(note), "- ", "  ") for note in table.notes)
+    return f"{text}\n\n{notes}"
+
+
+def _aligned_table(table: Table, escape: _Escape) -> str:
     table = table.without_lone_model()
     headers = table.headers
     rows = table.rows
-    lines = [
-        headers,
-        *([table.text(*cell) for cell in zip(headers, row, strict=True)] for row in rows),
-    ]
-    sides = []
-    for column in range(len(headers)):
-        has_text = any(isinstance(row[column], str) for row in rows)
-        sides.append("<" if has_text else ">")
-    text = _aligned([list(map(escape, line)) for line in lines], sides)
-    notes = [_wrapped(escape(note), "- ", "  ") for note in table.notes] if with_notes else []
-    return text + ("\n\n" + "\n".join(notes) if notes else "")
+    lines = [[escape(header) for header in headers]]
+    for row in rows:
+        cells = zip(headers, row, strict=True)
+        lines.append([escape(table.text(header, value)) for header, value in cells])
+    # A column with a text is aligned to the left, a column of numbers to the right.
+    sides = [">"] * len(headers)
+    for row in rows:
+        for column, value in enumerate(row):
+            if isinstance(value, str):
+                sides[column] = "<"
+    return _aligned(lines, sides)
 
 
 def _wrapped(text: str, first_indent: str = "", indent: str = "") -> str:
@@ -130,13 +149,16 @@ def _aligned(lines: Sequence[Sequence[str]], sides: Sequence[str]) -> str:
     widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
     rule = []
     for width, side in zip(widths, sides, strict=True):
-        rule.append("-" * width if side == "<" else "-" * (width - 1) + ":")
-    text = []
+        dashes = "-" * width
+        if side == ">":
+            dashes = dashes[:-1] + ":"
+        rule.append(dashes)
+    aligned = []
     for line in (lines[0], rule, *lines[1:]):
-        columns = zip(line, sides, widths, strict=True)
-        cells = [f"{cell:{side}{width}}" for cell, side, width in columns]
-        text.append(f"| {' | '.join(cells)} |")
-    return "\n".join(text)
+        cells = zip(line, sides, widths, strict=True)
+        padded = [f"{cell:{side}{width}}" for cell, side, width in cells]
+        aligned.append(f"| {' | '.join(padded)} |")
+    return "\n".join(aligned)
 
 
 def shown_lines(text: str) -> str:
@@ -144,29 +166,33 @@ def shown_lines(text: str) -> str:
     fill a page unseen.
     """
     least = 3 if text.strip() else 1
-    return re.sub(
-        rf"(?:[ \t]*\n){{{least},}}", lambda found: "⏎" * found[0].count("\n") + "\n", text
-    )
+    line_ends = rf"(?:[ \t]*\n){{{least},}}"
+    return re.sub(line_ends, lambda match: "⏎" * match[0].count("\n") + "\n", text)
 
 
 def _marked(pieces: Iterable[tuple[str, bool]]) -> str:
-    shown = ""
-    for text, marked in pieces:
-        lines = shown_lines(text)
-        shown += f"⟦{lines}⟧" if marked else lines
-    return shown
+    text = ""
+    for piece, is_marked in pieces:
+        shown = shown_lines(piece)
+        if is_marked:
+            shown = f"⟦{shown}⟧"
+        text += shown
+    return text
 
 
 def _example(example: Example, escape: _Escape) -> str:
-    parts = [("Prompt", example.prompt), ("Truth", _marked(example.truth_pieces) or example.truth)]
-    parts += [
-        (_on_one_line(f"{one.label} ({one.scores})"), _marked(one.pieces))
-        for one in example.continuations
-    ]
+    truth = _marked(example.truth_pieces) or example.truth
+    parts = [("Prompt", example.prompt), ("Truth", truth)]
+    for continuation in example.continuations:
+        title = _on_one_line(f"{continuation.label} ({continuation.scores})")
+        parts.append((title, _marked(continuation.pieces)))
     indent = " " * 4
-    text = "\n\n".join(
-        f"{title}\n{_wrapped(visible(words), indent, indent)}" for title, words in parts
-    )
+    paragraphs = []
+    for title, words in parts:
+        paragraphs.append(f"{title}\n{_wrapped(visible(words), indent, indent)}")
+    text = "\n\n".join(paragraphs)
     # A model may write anything: the fence is longer than any in the text.
-    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    backticks = re.findall("`+", text)
+    longest = max(map(len, backticks), default=0)
+    fence = "`" * max(3, longest + 1)
     return f"### {escape(example.title)}\n\n{fence}text\n{text}\n{fence}"

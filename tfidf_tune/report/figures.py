@@ -42,8 +42,10 @@ def label_points(
     from matplotlib.patheffects import withStroke
     from matplotlib.transforms import Bbox
 
-    places = [axes.transData.transform(point) for point in (*labels.values(), *others)]
-    occupied = [Bbox([place - _NEAR, place + _NEAR]) for place in places]
+    occupied = []
+    for point in (*labels.values(), *others):
+        pixel = axes.transData.transform(point)
+        occupied.append(Bbox([pixel - _NEAR, pixel + _NEAR]))
     for label, point in labels.items():
         text = axes.annotate(
             label,
@@ -56,39 +58,56 @@ def label_points(
             zorder=6,
             path_effects=[withStroke(linewidth=2, foreground="white")],
         )
-        boxes = {}
+        # Try every side of the point: a label that leaves the panel, or covers something, costs.
+        costs = {}
         for side in _SIDES:
             _put(text, side)
-            boxes[side] = text.get_window_extent()
-        covered = {
-            side: sum(_shared(box, other) for other in occupied) for side, box in boxes.items()
-        }
-        _put(text, min(boxes, key=lambda side: covered[side] - _shared(boxes[side], axes.bbox)))
+            box = text.get_window_extent()
+            covered = sum(_shared(box, other) for other in occupied)
+            costs[side] = covered - _shared(box, axes.bbox)
+        _put(text, min(costs, key=costs.__getitem__))
         occupied.append(text.get_window_extent())
 
 
 def _put(text: "Annotation", side: tuple[int, int]) -> None:
     """Let a label start at an offset from its point, and lead away from it."""
     right, up = side
-    text.set(position=side, ha="left" if right > 0 else "right", va="bottom" if up > 0 else "top")
+    horizontal = "left" if right > 0 else "right"
+    vertical = "bottom" if up > 0 else "top"
+    text.set(position=side, ha=horizontal, va=vertical)
 
 
 def _shared(box: "Bbox", other: "Bbox") -> float:
     """Return the area that two boxes share."""
     both = box.intersection(box, other)
-    return 0.0 if both is None else float(both.width * both.height)
+    if both is None:
+        return 0.0
+    return float(both.width * both.height)
 
 
 def draw_cross(
     axes: "Axes", point: tuple[float, float], intervals: Sequence[tuple[float, float]], color: str
 ) -> None:
     """Draw the intervals of a point's two coordinates as a cross; NaN where there is none."""
-    reaches = []
-    for mean, (low, high) in zip(point, intervals, strict=True):
-        reaches.append(None if math.isnan(low) else [[mean - low], [high - mean]])
+    x, y = point
+    x_interval, y_interval = intervals
     axes.errorbar(
-        point[0], point[1], xerr=reaches[0], yerr=reaches[1], color=color, linewidth=1.2, zorder=4
+        x,
+        y,
+        xerr=_reaches(x, x_interval),
+        yerr=_reaches(y, y_interval),
+        color=color,
+        linewidth=1.2,
+        zorder=4,
     )
+
+
+def _reaches(mean: float, interval: tuple[float, float]) -> list[list[float]] | None:
+    """Return how far an interval reaches below and above a mean; None if there is no interval."""
+    low, high = interval
+    if math.isnan(low):
+        return None
+    return [[mean - low], [high - mean]]
 
 
 def new_panels(
@@ -98,11 +117,14 @@ def new_panels(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Drawing
 
-    figure = Drawing(figsize=(_WIDTH, 0.6 + panel_height * len(titles)), layout="constrained")
+    height = 0.6 + panel_height * len(titles)
+    figure = Drawing(figsize=(_WIDTH, height), layout="constrained")
     FigureCanvasAgg(figure)
-    panels = list(figure.subplots(len(titles), 1, squeeze=False)[:, 0])
+    grid = figure.subplots(len(titles), 1, squeeze=False)
+    panels = list(grid[:, 0])
     for axes, title in zip(panels, titles, strict=True):
-        axes.set_title(drawn(title, longest=_TITLE_LETTERS).strip(), fontsize="medium", loc="left")
+        shown = drawn(title, longest=_TITLE_LETTERS).strip()
+        axes.set_title(shown, fontsize="medium", loc="left")
         axes.grid(color="0.9")
         axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
@@ -115,22 +137,30 @@ def drawn(text: str, *, longest: int | None = None) -> str:
     """
     line = " ".join(visible(text).split())
     if longest is not None and len(line) > longest:
-        line = f"{line[: longest // 2]}…{line[-(longest // 2 - 1) :]}"
+        half = longest // 2
+        line = f"{line[:half]}…{line[-(half - 1) :]}"
     line = line.replace("$", r"\$")
     # Matplotlib leaves a label with a leading _ out of legends.
-    return line if line and line[0] != "_" else f" {line}"
+    if not line or line.startswith("_"):
+        return f" {line}"
+    return line
 
 
 def styles_of(panels: Iterable[Mapping[str, object]]) -> dict[str, tuple[str, str]]:
     """Choose a color and a marker for each label (the keys of ``panels``): 49 combinations of seven
     colors.
+
+    Labels 0 to 6 have color i and marker i; labels 7 to 13 have the colors again, each with the
+    next marker: label 7 has color 0 and marker 1.
     """
-    styles: dict[str, tuple[str, str]] = {}
+    labels: dict[str, None] = {}
     for panel in panels:
-        for label in panel:
-            if label not in styles:
-                index = len(styles)
-                styles[label] = (_COLORS[index % 7], _MARKERS[(index + index // 7) % 7])
+        labels |= dict.fromkeys(panel)
+    styles = {}
+    for index, label in enumerate(labels):
+        color = _COLORS[index % 7]
+        num_rounds = index // 7
+        styles[label] = (color, _MARKERS[(index + num_rounds) % 7])
     return styles
 
 
@@ -138,18 +168,20 @@ def legend_above(figure: "Drawing", panels: Sequence["Axes"], dashed: str = "") 
     """Draw one legend above all panels; the entry of the dashed lines, if there are any, is grey
     and the last.
     """
-    handles: dict[str, Any] = {}
+    handles = {}
     for axes in panels:
-        shown, labels = axes.get_legend_handles_labels()
-        handles |= dict(zip(labels, shown, strict=True))
+        handles_of_panel, labels = axes.get_legend_handles_labels()
+        handles.update(zip(labels, handles_of_panel, strict=True))
     if handles.pop(dashed, None):
-        (handles[dashed],) = panels[0].plot([], [], color="0.4", linestyle="--", linewidth=1.4)
-    columns = 2 if max(map(len, handles)) <= HALF_A_LINE else 1
+        (grey,) = panels[0].plot([], [], color="0.4", linestyle="--", linewidth=1.4)
+        handles[dashed] = grey
+    longest = max(map(len, handles))
+    num_columns = 2 if longest <= HALF_A_LINE else 1
     figure.legend(
         handles.values(),
         handles.keys(),
         loc="outside upper left",
-        ncols=columns,
+        ncols=num_columns,
         frameon=False,
         fontsize="small",
     )
