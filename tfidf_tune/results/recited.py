@@ -89,7 +89,11 @@ def recited_further(targets: pd.DataFrame, controls: pd.Series) -> Recited | Non
             = P(at most c controls among the K + c passages with the highest LMS)
             = hypergeom.cdf(c, n + m, m, K + c)
 
-    For example, of 24 targets 3 are above all of 24 controls: P = 24/48 · 23/47 · 22/46 = 0.117.
+    For example, of 24 targets 3 are above all of 24 controls: n = m = 24, c = 0 and K = 3. By
+    chance, the passage with the highest LMS of all 48 is a target with probability 24/48, the
+    second of the other 47 then with 23/47 and the third with 22/46, so that
+    P = 24/48 · 23/47 · 22/46 = 0.117, which may be chance; with 5 above all controls, P = 0.025.
+
     The test is made for all targets, and for each tier of copies (1, 2 to 3, 4 to 7, ..., unknown),
     so that 23 passages with many copies are found among 77 others. All p-values are corrected
     together. Targets with no more than t tokens to recite cannot be above t and are in no test.
@@ -103,40 +107,46 @@ def recited_further(targets: pd.DataFrame, controls: pd.Series) -> Recited | Non
     num_controls = len(controls)
     if targets.empty or not num_controls:
         return None
+    # The threshold: the highest LMS of the controls, but for one in a hundred of them.
     num_allowed = num_controls // 100
-    threshold = float(np.sort(controls.to_numpy(float))[num_controls - 1 - num_allowed])
+    ascending = np.sort(controls.to_numpy(float))
+    threshold = float(ascending[num_controls - 1 - num_allowed])
+    # Passages without enough tokens to go above it are in no test.
     is_short = targets["length"] <= threshold
-    num_hidden = int((is_short & (targets["lms"] >= targets["length"])).sum())
+    is_to_its_end = targets["lms"] >= targets["length"]
+    num_hidden = int((is_short & is_to_its_end).sum())
     targets = targets[~is_short]
+    # All targets, and if there are several tiers of copies, each of them.
     groups = [("all", targets)]
-    tiers = list(
-        targets.groupby(
-            [number.bit_length() for number in targets["repeats"].fillna(0).astype(int)]
-        )
-    )
+    repeats = targets["repeats"].fillna(0).astype(int)
+    tiers = list(targets.groupby([number.bit_length() for number in repeats]))
     if len(tiers) > 1:
         groups += [(_copies(tier), tier) for _, tier in tiers]
-    above = [int((group["lms"] > threshold).sum()) for _, group in groups]
-    raw = [
-        chance_of(number, len(group), num_controls, num_allowed)
-        for (_, group), number in zip(groups, above, strict=True)
-    ]
+    # A p-value for each, corrected together.
+    nums_above = []
+    p_values = []
+    for _, group in groups:
+        num_above = int((group["lms"] > threshold).sum())
+        nums_above.append(num_above)
+        p_values.append(chance_of(num_above, len(group), num_controls, num_allowed))
     tests = []
-    for (copies, group), number, p_value in zip(groups, above, holm(raw), strict=True):
+    rejected = [targets.iloc[:0]]
+    for (copies, group), num_above, p_value in zip(groups, nums_above, holm(p_values), strict=True):
         num_targets = len(group)
-        tests.append(
-            TierTest(
-                copies=copies,
-                num_targets=num_targets,
-                num_above=number,
-                expected=num_targets * (num_allowed + 1) / (num_controls + 1),
-                p_value=float(p_value),
-                noticeable=least_noticeable(num_targets, num_controls, len(groups)),
-            )
+        test = TierTest(
+            copies=copies,
+            num_targets=num_targets,
+            num_above=num_above,
+            expected=num_targets * (num_allowed + 1) / (num_controls + 1),
+            p_value=float(p_value),
+            noticeable=least_noticeable(num_targets, num_controls, len(groups)),
         )
-    rejected = [group for (_, group), test in zip(groups, tests, strict=True) if test.is_rejected]
-    found = pd.concat(rejected) if rejected else targets.iloc[:0]
-    number = int((found["lms"] > threshold).groupby(level=0).any().sum())
+        tests.append(test)
+        if test.is_rejected:
+            rejected.append(group)
+    # A passage may be in two tests that reject, of all targets and of its tier: it counts once.
+    is_above = pd.concat(rejected)["lms"] > threshold
+    number = int(is_above.groupby(level=0).any().sum())
     return Recited(threshold, num_allowed, num_controls, tuple(tests), number, num_hidden)
 
 
@@ -146,11 +156,9 @@ def chance_of(num_above: int, num_targets: int, num_controls: int, num_allowed: 
     """
     from scipy.stats import hypergeom
 
-    return float(
-        hypergeom.cdf(
-            num_allowed, num_targets + num_controls, num_controls, num_above + num_allowed
-        )
-    )
+    num_passages = num_targets + num_controls
+    num_highest = num_above + num_allowed
+    return float(hypergeom.cdf(num_allowed, num_passages, num_controls, num_highest))
 
 
 def least_noticeable(num_targets: int, num_controls: int, num_tests: int = 1) -> int | None:
@@ -158,8 +166,9 @@ def least_noticeable(num_targets: int, num_controls: int, num_tests: int = 1) ->
     others; None: none.
     """
     num_allowed = num_controls // 100
+    level = ALPHA / num_tests
     for number in range(1, num_targets + 1):
-        if chance_of(number, num_targets, num_controls, num_allowed) <= ALPHA / num_tests:
+        if chance_of(number, num_targets, num_controls, num_allowed) <= level:
             return number
     return None
 

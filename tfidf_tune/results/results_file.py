@@ -33,21 +33,21 @@ def write_results(results: Results, file: str | Path) -> None:
     neither NaN nor infinity: they are null and "inf".
     """
     units: dict[tuple[str, ...], int] = {}
-    lines: list[Any] = [
-        {name: getattr(one, name) for name in _FIELDS} | {"scores": []}
-        for one in results.checkpoints
-    ]
+    lines: list[Any] = []
+    for checkpoint in results.checkpoints:
+        line: dict[str, Any] = {name: getattr(checkpoint, name) for name in _FIELDS}
+        line["scores"] = []
+        lines.append(line)
     keys = ["checkpoint", "metric", "kind", "prefix"]
-    for (at, *names, prefix), rows in results.scores.groupby(
-        keys, observed=True, dropna=False, sort=False
-    ):
+    groups = results.scores.groupby(keys, observed=True, dropna=False, sort=False)
+    for (number, metric, kind, prefix), rows in groups:
         index = units.setdefault(tuple(rows["unit"]), len(units))
-        counts = [int(count) for count in rows["count"]]
-        values = list(map(_plain, rows["value"]))
         length = None if math.isnan(prefix) else int(prefix)
-        lines[at]["scores"].append(
-            [*names, length, index, values, counts[0] if len(set(counts)) == 1 else counts]
-        )
+        values = [_plain(value) for value in rows["value"]]
+        counts: int | list[int] = [int(count) for count in rows["count"]]
+        if len(set(counts)) == 1:
+            counts = counts[0]
+        lines[number]["scores"].append([metric, kind, length, index, values, counts])
     header = {
         "format": _FORMAT,
         "checkpoints": len(lines),
@@ -56,9 +56,8 @@ def write_results(results: Results, file: str | Path) -> None:
     }
     with atomic_file(Path(file)) as temporary, temporary.open("w", encoding="utf-8") as stream:
         for line in (header, *lines):
-            stream.write(
-                json.dumps(line, ensure_ascii=False, separators=(",", ":"), default=str) + "\n"
-            )
+            text = json.dumps(line, ensure_ascii=False, separators=(",", ":"), default=str)
+            stream.write(f"{text}\n")
 
 
 def read_results(file: str | Path) -> Results:
@@ -80,37 +79,31 @@ def read_results(file: str | Path) -> Results:
         raise ValueError(f"{path}: not a results file ({cause_of(error)}): {_REMEDY}") from error
     checkpoints: list[Checkpoint] = []
     rows: list[tuple[Any, ...]] = []
-    at = 0
+    number = 0
     try:
-        for at, line in enumerate(lines):
+        for number, line in enumerate(lines):
             values = json.loads(line)
             for scores in values.pop("scores"):
-                metric, kind, prefix, index, found, counts = _SCORES.validate_python(scores)
-                counts = counts if isinstance(counts, list) else [counts] * len(found)
-                for unit, value, count in zip(header["units"][index], found, counts, strict=True):
-                    rows.append(
-                        (
-                            at,
-                            metric,
-                            kind,
-                            unit,
-                            prefix,
-                            math.nan if value is None else float(value),
-                            count,
-                        )
-                    )
+                metric, kind, prefix, index, numbers, counts = _SCORES.validate_python(scores)
+                units = header["units"][index]
+                if not isinstance(counts, list):
+                    counts = [counts] * len(numbers)
+                for unit, value, count in zip(units, numbers, counts, strict=True):
+                    score = math.nan if value is None else float(value)
+                    rows.append((number, metric, kind, unit, prefix, score, count))
             missing = [name for name in _FIELDS if name not in values and name not in _SINCE_0_3]
             if missing:
                 raise ValueError(f"without {missing}")
             checkpoints.append(_CHECKPOINT.validate_python(values))
     except UNREADABLE as error:
         raise ValueError(
-            f"{path}, line {at + 2}: a damaged line ({cause_of(error)}): {_REMEDY}"
+            f"{path}, line {number + 2}: a damaged line ({cause_of(error)}): {_REMEDY}"
         ) from error
-    if len(checkpoints) != (expected := header["checkpoints"]):
+    num_expected = header["checkpoints"]
+    if len(checkpoints) != num_expected:
         raise ValueError(
-            f"{path}: the header lists {expected} checkpoints, the file has {len(checkpoints)}: "
-            f"{_REMEDY}"
+            f"{path}: the header lists {num_expected} checkpoints, the file has "
+            f"{len(checkpoints)}: {_REMEDY}"
         )
     return Results(tuple(checkpoints), scores_table(rows), header["provenance"])
 
@@ -133,14 +126,18 @@ def load_results(paths: Sequence[str | Path]) -> Results:
     files = [path for path in paths if Path(path).expanduser().is_file()]
     folders = [path for path in paths if path not in files]
     parts = [read_results(Path(path).expanduser()) for path in files]
-    parts += [import_results(folders)] if folders else []
+    if folders:
+        parts.append(import_results(folders))
     tables: list[pd.DataFrame] = []
     checkpoints: tuple[Checkpoint, ...] = ()
     for part in parts:
-        tables.append(part.scores.assign(checkpoint=part.scores["checkpoint"] + len(checkpoints)))
+        # Checkpoints are numbered through all parts.
+        numbers = part.scores["checkpoint"] + len(checkpoints)
+        tables.append(part.scores.assign(checkpoint=numbers))
         checkpoints += part.checkpoints
+    scores = pd.concat(tables, ignore_index=True)
     provenance = merge_provenance([part.provenance for part in parts])
-    return Results(checkpoints, scores_table(pd.concat(tables, ignore_index=True)), provenance)
+    return Results(checkpoints, scores_table(scores), provenance)
 
 
 def _plain(value: float) -> float | int | str | None:

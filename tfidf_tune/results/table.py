@@ -12,6 +12,7 @@ from pydantic import ConfigDict
 
 from tfidf_tune.probe.run_identity import START as START  # for readers of results
 from tfidf_tune.probe.sample_fields import Count, Flag, ProbeSample, Progress, Rate, Seed, Text
+from tfidf_tune.report.document import Column
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,9 @@ class Measure:
         """
         mean = sums.sum(axis) / counts.sum(axis)
         with np.errstate(over="ignore"):  # a diverged model has an infinite perplexity
-            return np.exp(mean) if self.exponential else mean
+            if self.exponential:
+                return np.exp(mean)
+            return mean
 
 
 LMS = Measure("lms", "target", "Avg LMS", "average LMS")
@@ -64,27 +67,31 @@ COMPARED = (
 )
 BY_LABEL = {measure.label: measure for measure in COMPARED}
 
-# Columns of tables: header, column of averages, format of the numbers.
+# Columns of tables that show averages.
 RECITED = (
-    (PREFIX_MATCH.label, "prefix_match", ".2f"),
-    ("Max Prefix", "max_prefix_match", ""),
-    (LMS.label, "lms", ".2f"),
-    ("Max LMS", "max_lms", ""),
-    (ROUGE_L.label, "rouge_l", ".2f"),
-    ("Verbatim %", "verbatim_percent", ".1f"),
+    Column(PREFIX_MATCH.label, "prefix_match", ".2f"),
+    Column("Max Prefix", "max_prefix_match"),
+    Column(LMS.label, "lms", ".2f"),
+    Column("Max LMS", "max_lms"),
+    Column(ROUGE_L.label, "rouge_l", ".2f"),
+    Column("Verbatim %", "verbatim_percent", ".1f"),
 )
-CONTROLS = (CONTROL_LMS.label, "control_lms", ".2f")
+CONTROLS = Column(CONTROL_LMS.label, "control_lms", ".2f")
 NEAR_VERBATIM = (
-    ("Edit distance", "edit_distance", ".2f"),
-    ("Common subsequence", "common_subsequence", ".2f"),
-    ("Control distance", "control_edit_distance", ".2f"),
-    ("Control subsequence", "control_common_subsequence", ".2f"),
+    Column("Edit distance", "edit_distance", ".2f"),
+    Column("Common subsequence", "common_subsequence", ".2f"),
+    Column("Control distance", "control_edit_distance", ".2f"),
+    Column("Control subsequence", "control_common_subsequence", ".2f"),
 )
 
 _SCORE_COLUMNS = {
     "checkpoint": "int64",
-    **dict.fromkeys(("metric", "kind", "unit"), "category"),
-    **dict.fromkeys(("prefix", "value", "count"), "float64"),
+    "metric": "category",
+    "kind": "category",
+    "unit": "category",
+    "prefix": "float64",
+    "value": "float64",
+    "count": "float64",
 }
 UNKNOWN_OBJECTIVE = "unknown"
 LONGEST_WORD = 20  # characters; text whose words are longer on average has no spaces between words
@@ -158,18 +165,18 @@ class Checkpoint:
         """Model and, if set, learning rate: what runs that are compared with each other have in
         common.
         """
-        return (
-            self.model if self.learning_rate is None else f"{self.model}, lr {self.learning_rate:g}"
-        )
+        if self.learning_rate is None:
+            return self.model
+        return f"{self.model}, lr {self.learning_rate:g}"
 
     @property
     def title(self) -> str:
         """The run in words: "Tiny, TF-IDF, lr 0.001, seed 0"."""
-        rate = "" if self.learning_rate is None else f", lr {self.learning_rate:g}"
-        return (
-            f"{self.model}, {self.objective}{rate}, "
-            f"{'seed unknown' if self.seed is None else f'seed {self.seed}'}"
-        )
+        parts = [self.model, self.objective]
+        if self.learning_rate is not None:
+            parts.append(f"lr {self.learning_rate:g}")
+        parts.append("seed unknown" if self.seed is None else f"seed {self.seed}")
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -218,11 +225,10 @@ def merge_provenance(entries: Sequence[dict[str, str] | None]) -> dict[str, str]
     """Return under each name the distinct values, in order, separated by semicolons; None is an
     unknown machine.
     """
-    values: dict[str, list[str]] = {}
+    merged: dict[str, dict[str, None]] = {}  # under each name its values, without repetitions
     for entry in entries:
-        known = dict.fromkeys(_PROVENANCE, "unknown") if entry is None else entry
-        for name, value in known.items():
-            distinct = values.setdefault(name, [])
-            if value not in distinct:
-                distinct.append(value)
-    return {name: "; ".join(distinct) for name, distinct in values.items()}
+        if entry is None:
+            entry = dict.fromkeys(_PROVENANCE, "unknown")
+        for name, value in entry.items():
+            merged.setdefault(name, {})[value] = None
+    return {name: "; ".join(values) for name, values in merged.items()}
