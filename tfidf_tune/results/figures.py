@@ -22,26 +22,23 @@ def lms_distribution(lms: Mapping[str, Mapping[str, Sequence[float]]]) -> "Drawi
     figure, (axes,) = figures.new_panels([""])
     styles = figures.styles_of([lms])
     longest = 1
-    for of_label in lms.values():
-        for values in of_label.values():
-            longest = max([longest, *map(int, values)])
+    for lms_by_kind in lms.values():
+        for values in lms_by_kind.values():
+            longest = max(longest, int(max(values, default=0)))
     lengths = np.arange(1, longest + 2)
-    for label, of_label in lms.items():
+    for label, lms_by_kind in lms.items():
+        color, _ = styles[label]
         for kind, linestyle, shown in (
             ("target", "-", figures.drawn(label)),
             ("control", "--", FLOOR),
         ):
-            values = sorted(of_label.get(kind, []))
-            if values:
-                share = 100.0 * ((len(values) - np.searchsorted(values, lengths)) / len(values))
-                axes.step(
-                    lengths,
-                    share,
-                    where="post",
-                    color=styles[label][0],
-                    linestyle=linestyle,
-                    label=shown,
-                )
+            ascending = sorted(lms_by_kind.get(kind, []))
+            if not ascending:
+                continue
+            num_values = len(ascending)
+            num_shorter = np.searchsorted(ascending, lengths)
+            share = 100.0 * ((num_values - num_shorter) / num_values)
+            axes.step(lengths, share, where="post", color=color, linestyle=linestyle, label=shown)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.xaxis.set_minor_locator(NullLocator())

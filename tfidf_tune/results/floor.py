@@ -28,7 +28,9 @@ class Floor(NamedTuple):
 
 def floor_of(targets: Floats, controls: Floats) -> Floor:
     """Compare the average LMS of passages: targets ``[n]`` and controls ``[m]``."""
-    excess = bootstrap_interval(
-        lambda a, b, axis=-1: a.mean(axis) - b.mean(axis), targets, controls, paired=False
-    )
+
+    def difference(targets: Floats, controls: Floats, axis: int = -1) -> Floats:
+        return targets.mean(axis) - controls.mean(axis)
+
+    excess = bootstrap_interval(difference, targets, controls, paired=False)
     return Floor(float(targets.mean()), float(controls.mean()), excess)

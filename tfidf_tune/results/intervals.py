@@ -48,7 +48,9 @@ class Interval(NamedTuple):
             return None
         if self.num_units < MIN_UNITS:
             return "too few"
-        return "yes" if self.low > 0 or self.high < 0 else "no"
+        if self.low > 0 or self.high < 0:
+            return "yes"
+        return "no"
 
 
 def bootstrap_interval(
@@ -56,6 +58,21 @@ def bootstrap_interval(
 ) -> Interval:
     """Return the 95 % percentile interval of a statistic over 10,000 resamples with replacement,
     from a fixed seed.
+
+    An observation is a passage with all of its prompts, which stay together (a cluster bootstrap):
+    it brings the sum of its values over the prefix lengths, and their number. For example, three
+    passages are each asked with prompts of 16 and 32 tokens::
+
+        LMS of its two prompts    sum    count
+        passage 0:  4,  6          10      2
+        passage 1:  0,  2           2      2
+        passage 2: 10, 14          24      2      average (10 + 2 + 24) / 6 = 6
+
+    A resample draws three passages with replacement, say 2, 0 and 2. Its sums are ``[24, 10, 24]``
+    and its counts ``[2, 2, 2]``, an average of 58 / 6 = 9.67: both prompts of passage 2 count
+    twice. A draw of six of the six values would take two prompts of a passage for independent, and
+    the interval would be too narrow. The interval leaves out the lowest 2.5 % of the 10,000
+    averages, and the highest 2.5 %.
 
     Batches bound the memory to about 8 MB for each array and its indices. The p-value is twice the
     smaller share of resamples at or beyond 0 on one side, with the value itself counted as one of
@@ -74,7 +91,8 @@ def bootstrap_interval(
     """
     from scipy.stats import DegenerateDataWarning, bootstrap
 
-    fewest = min(map(len, data))
+    sizes = [len(observations) for observations in data]
+    fewest = min(sizes)
     if fewest < 2:
         return Interval(math.nan, math.nan, fewest)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"), warnings.catch_warnings():
@@ -87,13 +105,14 @@ def bootstrap_interval(
             method="percentile",
             n_resamples=NUM_RESAMPLES,
             confidence_level=CONFIDENCE_LEVEL,
-            batch=max(1, BATCH_ELEMENTS // max(map(len, data))),
+            batch=max(1, BATCH_ELEMENTS // max(sizes)),
             rng=np.random.default_rng(SEED),
         )
-    known = np.isfinite(result.bootstrap_distribution).all()
-    low, high = result.confidence_interval if known else (math.nan, math.nan)
-    p_value = share_beyond_0(result.bootstrap_distribution) if known else math.nan
-    return Interval(float(low), float(high), fewest, p_value)
+    resampled = result.bootstrap_distribution
+    if not np.isfinite(resampled).all():
+        return Interval(math.nan, math.nan, fewest)
+    low, high = result.confidence_interval
+    return Interval(float(low), float(high), fewest, share_beyond_0(resampled))
 
 
 def binomial_upper_bound(num_found: int, number: int) -> float:
@@ -102,17 +121,17 @@ def binomial_upper_bound(num_found: int, number: int) -> float:
     """
     from scipy.stats import beta
 
-    return (
-        1.0
-        if num_found == number
-        else float(beta.ppf(CONFIDENCE_LEVEL, num_found + 1, number - num_found))
-    )
+    if num_found == number:
+        return 1.0
+    return float(beta.ppf(CONFIDENCE_LEVEL, num_found + 1, number - num_found))
 
 
 def share_beyond_0(resamples: npt.NDArray[np.float64]) -> float:
     """Return the two-sided p-value of 0 of :func:`bootstrap_interval`."""
-    fewest_beyond = min(np.count_nonzero(resamples <= 0), np.count_nonzero(resamples >= 0))
-    return min(1.0, 2 * (1 + int(fewest_beyond)) / (1 + len(resamples)))
+    num_below = int(np.count_nonzero(resamples <= 0))
+    num_above = int(np.count_nonzero(resamples >= 0))
+    one_sided = (1 + min(num_below, num_above)) / (1 + len(resamples))
+    return min(1.0, 2 * one_sided)
 
 
 def holm(p_values: npt.ArrayLike) -> npt.NDArray[np.float64]:
@@ -120,7 +139,8 @@ def holm(p_values: npt.ArrayLike) -> npt.NDArray[np.float64]:
     difference below 0.05.
 
     Of m values in ascending order, the i-th becomes the largest of (m - j + 1) · pⱼ over j ≤ i, at
-    most 1.
+    most 1. For example 0.01, 0.02 and 0.03 become 3 · 0.01 = 0.03, 2 · 0.02 = 0.04, and 0.04 again,
+    because 1 · 0.03 is less.
 
     Args:
         p_values (ArrayLike): ``[m]``; those that are NaN stay NaN and do not count.
@@ -129,10 +149,11 @@ def holm(p_values: npt.ArrayLike) -> npt.NDArray[np.float64]:
         np.ndarray: float64 ``[m]``.
     """
     values = np.array(p_values, dtype=np.float64)
-    order = np.argsort(values, kind="stable")[: np.count_nonzero(~np.isnan(values))]  # NaN is last
-    values[order] = np.minimum(
-        1.0, np.maximum.accumulate(values[order] * np.arange(len(order), 0, -1))
-    )
+    num_known = np.count_nonzero(~np.isnan(values))
+    order = np.argsort(values, kind="stable")[:num_known]  # NaN is last
+    factors = np.arange(num_known, 0, -1)
+    adjusted = np.maximum.accumulate(values[order] * factors)
+    values[order] = np.minimum(1.0, adjusted)
     return values
 
 
@@ -164,40 +185,45 @@ def membership(members: Floats, others: Floats) -> Membership:
             models.
         others (np.ndarray): float64 ``[m, k]``, scores of k passages that are not in it.
     """
-    fewest = min(members.shape[1], others.shape[1])
-    if fewest == 0 or not (np.isfinite(members).all() and np.isfinite(others).all()):
+    num_members = members.shape[1]
+    num_others = others.shape[1]
+    fewest = min(num_members, num_others)
+    is_finite = np.isfinite(members).all() and np.isfinite(others).all()
+    if fewest == 0 or not is_finite:
         unknown = Interval(math.nan, math.nan, fewest)
         return Membership(math.nan, unknown, math.nan, unknown)
     wins = win_shares(members, others)
 
+    # Indices of passages are resampled, so that a passage keeps its scores under all models.
     def auc_of(member_indices: Any, other_indices: Any, axis: int = -1) -> Any:
-        member_counts, other_counts = map(_counts, (member_indices, other_indices), wins.shape)
-        return ((member_counts @ wins) * other_counts).sum(axis) / wins.size
+        member_counts = _counts(member_indices, num_members)
+        other_counts = _counts(other_indices, num_others)
+        won = (member_counts @ wins) * other_counts
+        return won.sum(axis) / wins.size
 
     def tpr_of(member_indices: Any, other_indices: Any, axis: int = -1) -> Any:
-        drawn = (
-            members[:, member_indices.astype(np.int64)],
-            others[:, other_indices.astype(np.int64)],
-        )
-        return true_positive_rate(*drawn).mean(axis=0)
+        drawn_members = members[:, member_indices.astype(np.int64)]
+        drawn_others = others[:, other_indices.astype(np.int64)]
+        return true_positive_rate(drawn_members, drawn_others).mean(axis=0)
 
-    member_indices, other_indices = (
-        np.arange(scores.shape[1], dtype=np.float64) for scores in (members, others)
-    )
+    all_members = np.arange(num_members, dtype=np.float64)
+    all_others = np.arange(num_others, dtype=np.float64)
     return Membership(
-        float(wins.mean()),
-        bootstrap_interval(auc_of, member_indices, other_indices, paired=False),
-        float(true_positive_rate(members, others).mean()),
-        bootstrap_interval(tpr_of, member_indices, other_indices, paired=False),
+        auc=float(wins.mean()),
+        auc_interval=bootstrap_interval(auc_of, all_members, all_others, paired=False),
+        tpr=float(true_positive_rate(members, others).mean()),
+        tpr_interval=bootstrap_interval(tpr_of, all_members, all_others, paired=False),
     )
 
 
 def _counts(indices: Floats, size: int) -> Floats:
-    """Count how often each row has each index below ``size``."""
+    """Count how often each row has each index below ``size``.
+
+    Rows ``[0, 0, 2]`` and ``[1, 2, 2]`` with size 3 are counted at once, the second with 3 added:
+    0, 0, 2, 4, 5, 5 have the counts ``[2, 0, 1, 0, 1, 2]``, of which each row has three.
+    """
     rows = indices.reshape(-1, indices.shape[-1]).astype(np.int64)
-    rows += size * np.arange(len(rows))[:, None]  # so that the rows are counted at once
-    return (
-        np.bincount(rows.ravel(), minlength=size * len(rows))
-        .reshape(*indices.shape[:-1], size)
-        .astype(np.float64)
-    )
+    rows += size * np.arange(len(rows))[:, None]
+    counts = np.bincount(rows.ravel(), minlength=size * len(rows))
+    shape = (*indices.shape[:-1], size)
+    return counts.reshape(shape).astype(np.float64)

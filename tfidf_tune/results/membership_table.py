@@ -31,8 +31,10 @@ def membership_table(
         row = _row(scores, checkpoints)
         if row:
             rows.append({**labels, **row})
-    frame = pd.DataFrame(rows, columns=list(rows[0]) if rows else [])
-    fewest = frame.pop("units").min() if rows else 0
+    if not rows:
+        return Table("membership", "Likelihood and membership", pd.DataFrame())
+    frame = pd.DataFrame(rows, columns=list(rows[0]))
+    fewest = frame.pop("units").min()
     intervals = (
         f"From and to: 95 %, percentile bootstrap of {NUM_RESAMPLES:,} resamples of passages, "
         f"targets and controls separately.{footnotes.mark(*few_units(fewest))}"
@@ -49,7 +51,7 @@ def membership_table(
         f"continuation, computed from its NLL, on average over prompts. {intervals}",
     ]
     formats = dict.fromkeys(frame, ".2f") | dict.fromkeys((*_TPR, _EXTRACTED), ".1f")
-    table = Table("membership", "Likelihood and membership", frame, notes if rows else [], formats)
+    table = Table("membership", "Likelihood and membership", frame, notes, formats)
     return table.without_empty_columns()
 
 
@@ -65,47 +67,72 @@ def _row(scores: pd.DataFrame, checkpoints: Sequence[int]) -> dict[str, Any]:
     and controls.
     """
     rows = scores[scores["checkpoint"].isin(checkpoints)]
-    targets, controls = (_by_passage(rows, kind) for kind in ("target", "control"))
+    targets = _by_passage(rows, "target")
+    controls = _by_passage(rows, "control")
     if "nll" not in targets or "nll" not in controls:
         return {}
-    of_targets, of_controls = (float(values["nll"].mean()) for values in (targets, controls))
-    row: dict[str, Any] = {"NLL of targets": of_targets, "NLL of controls": of_controls}
-    row["Gap"] = of_controls - of_targets
-    means = [values["nll"].mean(axis=0) for values in (targets, controls)]
+    # How likely the passages are: the gap between the averages.
+    nll_of_targets = float(targets["nll"].mean())
+    nll_of_controls = float(controls["nll"].mean())
     gap = bootstrap_interval(
-        lambda a, b, axis=-1: b.mean(axis) - a.mean(axis), *means, paired=False
+        _gap, targets["nll"].mean(axis=0), controls["nll"].mean(axis=0), paired=False
     )
-    row |= {"Gap from": gap.low, "Gap to": gap.high}
-    attacks = membership_scores(targets)
-    others = membership_scores(controls)
-    found = {name: membership(own, others[name]) for name, own in attacks.items() if name in others}
+    row: dict[str, Any] = {
+        "NLL of targets": nll_of_targets,
+        "NLL of controls": nll_of_controls,
+        "Gap": nll_of_controls - nll_of_targets,
+        "Gap from": gap.low,
+        "Gap to": gap.high,
+    }
+    # How well each attack tells them apart.
+    scores_of_targets = membership_scores(targets)
+    scores_of_controls = membership_scores(controls)
+    separations = {}
+    for attack, members in scores_of_targets.items():
+        if attack in scores_of_controls:
+            separations[attack] = membership(members, scores_of_controls[attack])
     for attack in _ATTACKS:  # also those without scores, so that all rows have one order
-        one = found.get(attack)
         name = "AUC" if attack == "Loss" else f"AUC {attack}"
-        values = (None,) * 3 if one is None else (one.auc, *one.auc_interval[:2])
-        row |= dict(zip((name, f"{name} from", f"{name} to"), values, strict=True))
-    by_loss = found["Loss"]
-    for name, share in zip(_TPR, (by_loss.tpr, *by_loss.tpr_interval[:2]), strict=True):
+        separation = separations.get(attack)
+        if separation is None:
+            row |= {name: None, f"{name} from": None, f"{name} to": None}
+        else:
+            interval = separation.auc_interval
+            row |= {
+                name: separation.auc,
+                f"{name} from": interval.low,
+                f"{name} to": interval.high,
+            }
+    by_loss = separations["Loss"]
+    shares = (by_loss.tpr, by_loss.tpr_interval.low, by_loss.tpr_interval.high)
+    for name, share in zip(_TPR, shares, strict=True):
         row[name] = 100 * share
-    exposed = [exposure(*pair).mean() for pair in zip(targets["nll"], controls["nll"], strict=True)]
-    row["Exposure (bits)"] = float(np.mean(exposed))
-    continuations = rows[(rows["metric"] == "continuation_nll") & (rows["kind"] == "target")][
-        "value"
-    ]
-    row[_EXTRACTED] = (
-        100 * extraction_probability(continuations, _NUM_SAMPLES).mean()
-        if len(continuations)
-        else None
-    )
-    return row | {"units": by_loss.auc_interval.num_units}
+    # How far single passages stand out: exposure for each checkpoint, and samples.
+    nlls = zip(targets["nll"], controls["nll"], strict=True)
+    exposures = [exposure(*pair).mean() for pair in nlls]
+    row["Exposure (bits)"] = float(np.mean(exposures))
+    is_continuation = (rows["metric"] == "continuation_nll") & (rows["kind"] == "target")
+    continuations = rows["value"][is_continuation]
+    row[_EXTRACTED] = None
+    if len(continuations):
+        row[_EXTRACTED] = 100 * extraction_probability(continuations, _NUM_SAMPLES).mean()
+    row["units"] = by_loss.auc_interval.num_units
+    return row
+
+
+def _gap(targets: Any, controls: Any, axis: int = -1) -> Any:
+    """Return how much higher the average NLL of the controls is."""
+    return controls.mean(axis) - targets.mean(axis)
 
 
 def _by_passage(rows: pd.DataFrame, kind: str) -> dict[str, Any]:
     """Score -> float64 ``[m, n]`` of checkpoints and passages, of scores that all of them have."""
-    own = rows[(rows["kind"] == kind) & rows["metric"].isin(_SCORES)]
+    scored = rows[(rows["kind"] == kind) & rows["metric"].isin(_SCORES)]
+    num_checkpoints = rows["checkpoint"].nunique()
     values = {}
-    for metric, of in own.groupby("metric", observed=True):
-        table = of.pivot_table(index="checkpoint", columns="unit", values="value", observed=True)
-        if np.isfinite(table.to_numpy()).all() and len(table) == rows["checkpoint"].nunique():
+    for metric, group in scored.groupby("metric", observed=True):
+        table = group.pivot_table(index="checkpoint", columns="unit", values="value", observed=True)
+        is_complete = np.isfinite(table.to_numpy()).all() and len(table) == num_checkpoints
+        if is_complete:
             values[str(metric).removeprefix("passage_")] = table.to_numpy(np.float64)
     return values

@@ -24,9 +24,8 @@ POSSIBLE_REASONS = (
     "a chat template around the prompt, a filter, a penalty on repetition, reasoning that used up "
     "the tokens, or training against copying"
 )
-_MOST_KNOWN = (
-    0.25  # of a passage that is read without its copy, before the model is taken to know it
-)
+# Share of a passage that is read without its copy, before the model is taken to know it.
+_MOST_KNOWN = 0.25
 
 
 class Reading(NamedTuple):
@@ -173,14 +172,13 @@ def positive_control_of(results: Results, checkpoint: int) -> PositiveControl:
 
 def positive_control(scores: pd.DataFrame, checkpoint: int) -> PositiveControl:
     """Return what the answers of a positive control showed, from the table of results."""
-    own = scores[
-        (scores["checkpoint"] == checkpoint) & scores["kind"].astype(str).str.startswith(COPY)
-    ]
+    rows_of_checkpoint = scores[scores["checkpoint"] == checkpoint]
+    kinds = rows_of_checkpoint["kind"].astype(str)
     readings = []
     num_scored = 0
     unigram = math.nan
     for path in ("text", "chat", "likelihoods"):
-        rows = own[own["kind"].astype(str) == f"{COPY} {path}"]
+        rows = rows_of_checkpoint[kinds == f"{COPY} {path}"]
         if rows.empty:
             continue
         by_passage = rows.pivot_table(
@@ -192,13 +190,13 @@ def positive_control(scores: pd.DataFrame, checkpoint: int) -> PositiveControl:
             num_scored = len(by_passage)
         else:
             readings.append(_of_answers(path, by_passage))
-    made = PositiveControl(tuple(readings))
-    if (
-        is_served(scores, checkpoint) or num_scored < NUM_CONTROLS
-    ):  # nothing is known of the model but its answers
-        return made
-    obstacle = _why_below_chance(made, scores, checkpoint)
-    return made._replace(not_applicable=_why_not_applicable(made, unigram), obstacle=obstacle)
+    control = PositiveControl(tuple(readings))
+    if is_served(scores, checkpoint) or num_scored < NUM_CONTROLS:
+        return control  # nothing is known of the model but its answers
+    return control._replace(
+        not_applicable=_why_not_applicable(control, unigram),
+        obstacle=_why_below_chance(control, scores, checkpoint),
+    )
 
 
 def _of_answers(path: str, by_passage: pd.DataFrame) -> Reading:
@@ -207,16 +205,15 @@ def _of_answers(path: str, by_passage: pd.DataFrame) -> Reading:
     )
     pairs = table.dropna()
     if pairs.empty:
-        return Reading(path, False, 0, 1.0, math.nan, float(table["num_read_without_copy"].mean()))
+        return _not_shown(path, table["num_read_without_copy"])
     read = pairs["num_read_with_copy"]
     differences = (read - pairs["num_read_without_copy"]).to_numpy(float)
-    p_value = sign_flip_p_value(differences)
     shares = read / pairs["num_to_read"]
     return Reading(
         path=path,
         is_shown=is_read(differences.tolist(), shares.tolist()),
         num_controls=len(pairs),
-        p_value=p_value,
+        p_value=sign_flip_p_value(differences),
         with_copy=float(read.mean()),
         without_copy=float(pairs["num_read_without_copy"].mean()),
         num_to_read=float(pairs["num_to_read"].mean()),
@@ -229,9 +226,7 @@ def _of_likelihoods(by_passage: pd.DataFrame) -> Reading:
     table = by_passage.reindex(columns=["nll_with_copy", "nll_without_copy"])
     pairs = table[np.isfinite(table.to_numpy(float)).all(axis=1)]
     if pairs.empty:
-        return Reading(
-            "likelihoods", False, 0, 1.0, math.nan, float(table["nll_without_copy"].mean())
-        )
+        return _not_shown("likelihoods", table["nll_without_copy"])
     falls = (pairs["nll_without_copy"] - pairs["nll_with_copy"]).to_numpy(float)
     p_value = sign_flip_p_value(falls)
     return Reading(
@@ -242,6 +237,18 @@ def _of_likelihoods(by_passage: pd.DataFrame) -> Reading:
         with_copy=float(pairs["nll_with_copy"].mean()),
         without_copy=float(pairs["nll_without_copy"].mean()),
         median_fall=float(np.median(falls)),
+    )
+
+
+def _not_shown(path: str, without_copy: pd.Series) -> Reading:
+    """Return the reading of a path on which no passage was asked for with its copy."""
+    return Reading(
+        path=path,
+        is_shown=False,
+        num_controls=0,
+        p_value=1.0,
+        with_copy=math.nan,
+        without_copy=float(without_copy.mean()),
     )
 
 

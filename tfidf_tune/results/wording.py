@@ -24,10 +24,15 @@ def cell(
     """
     if math.isnan(value):
         return None
+    number_format = f"{sign}.{decimals}f"
+    # 0.0 is added so that no "-0.0" is shown.
+    text = format(value + 0.0, number_format)
     low, high = interval[:2]
-    form = f"{sign}.{decimals}f"
-    ends = "" if math.isnan(low) else f" ({low + 0.0:{form}} to {high + 0.0:{form}})"
-    return f"{value + 0.0:{form}}{ends}"
+    if math.isnan(low):
+        return text
+    low_text = format(low + 0.0, number_format)
+    high_text = format(high + 0.0, number_format)
+    return f"{text} ({low_text} to {high_text})"
 
 
 RECITED_MARK = (
@@ -62,22 +67,33 @@ def hardly_learned(scores: pd.DataFrame, names: Mapping[int, str]) -> str:
     """Return a sentence that names the checkpoints that predict hardly better than equal
     probabilities do, or "".
     """
-    said = []
+    clauses = []
     for checkpoint, name in names.items():
-        own = scores[scores["checkpoint"] == checkpoint]
-        size = own.loc[own["metric"] == "vocab_size", "value"].max()  # NaN in older results
-        known = (
-            own[(own["metric"] == one.metric) & (own["kind"] == one.kind)]
-            for one in (PERPLEXITY, PASSAGE_NLL)
-        )
-        nll = next((rows for rows in known if len(rows)), None)
-        if nll is not None:
-            perplexity = math.exp(min(np.average(nll["value"], weights=nll["count"]), 20))
-            if perplexity > size / 4:
-                shown = f"{perplexity:,.0f}" if perplexity < 1e6 else "over a million"
-                said.append(f"{name} (perplexity {shown}, vocabulary {size:,.0f})")
-    more = f" and {len(said) - MOST_CLAUSES} more" if len(said) > MOST_CLAUSES else ""
-    return f" Hardly learned: {', '.join(said[:MOST_CLAUSES])}{more}." if said else ""
+        rows = scores[scores["checkpoint"] == checkpoint]
+        vocab_size = rows["value"][rows["metric"] == "vocab_size"].max()  # NaN in older results
+        nll = _log_perplexity(rows)
+        if nll is None:
+            continue
+        perplexity = math.exp(min(nll, 20))
+        if perplexity > vocab_size / 4:
+            shown = f"{perplexity:,.0f}" if perplexity < 1e6 else "over a million"
+            clauses.append(f"{name} (perplexity {shown}, vocabulary {vocab_size:,.0f})")
+    if not clauses:
+        return ""
+    num_hidden = len(clauses) - MOST_CLAUSES
+    more = f" and {num_hidden} more" if num_hidden > 0 else ""
+    return f" Hardly learned: {', '.join(clauses[:MOST_CLAUSES])}{more}."
+
+
+def _log_perplexity(rows: pd.DataFrame) -> float | None:
+    """Return the average NLL of the perplexity blocks of a checkpoint, or else of its targets; None
+    if neither was measured.
+    """
+    for measure in (PERPLEXITY, PASSAGE_NLL):
+        measured = rows[(rows["metric"] == measure.metric) & (rows["kind"] == measure.kind)]
+        if len(measured):
+            return float(np.average(measured["value"], weights=measured["count"]))
+    return None
 
 
 def about_words(num_tokens: float, rate: float) -> str:
@@ -89,13 +105,18 @@ def about_words(num_tokens: float, rate: float) -> str:
 
 def few_units(fewest: float) -> list[str]:
     """Return the caveat about intervals from few units, if it applies."""
-    return [FEW_UNITS] if MIN_UNITS <= fewest < ENOUGH_UNITS else []
+    if MIN_UNITS <= fewest < ENOUGH_UNITS:
+        return [FEW_UNITS]
+    return []
 
 
 def span(low: float, high: float, *, decimals: int) -> str:
     """Write a range: "34.9 to 71.1"; ends that look alike once."""
-    ends = (round(end, decimals) + 0.0 for end in (low, high))  # no "-0.0"
-    return " to ".join(dict.fromkeys(f"{end:.{decimals}f}" for end in ends))
+    texts = []
+    for end in (low, high):
+        rounded = round(end, decimals) + 0.0  # no "-0.0"
+        texts.append(f"{rounded:.{decimals}f}")
+    return " to ".join(dict.fromkeys(texts))
 
 
 def prompt_length(length: float) -> int | str:
@@ -105,15 +126,17 @@ def prompt_length(length: float) -> int | str:
     return int(length) or "own"
 
 
-def why_no_interval(one: Any) -> str:
+def why_no_interval(row: Any) -> str:
     """Say why a reduction is undefined or has no interval; for the row see
     :func:`compare_objectives`.
     """
-    if math.isnan(one.reduction):
-        return "the baseline is 0" if one.baseline == 0 else "a value is not finite"
-    measure = BY_LABEL[one.measure]
+    if math.isnan(row.reduction):
+        if row.baseline == 0:
+            return "the baseline is 0"
+        return "a value is not finite"
+    measure = BY_LABEL[row.measure]
     unit = "passage" if measure.kind == "target" else measure.kind
-    if one.num_units < 2:
+    if row.num_units < 2:
         return f"there is a single {unit}"
     return (
         f"the baseline's {measure.phrase} is 0 in some resamples, because few {unit}s have another "
