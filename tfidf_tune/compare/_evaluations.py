@@ -4,6 +4,7 @@ them.
 
 import math
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,8 +27,19 @@ from tfidf_tune.results.table import (
 )
 
 Floats: TypeAlias = npt.NDArray[np.float64]
-_CONTINUATION = ("lms", "edit_distance", "common_subsequence")
-_OF_CONTROLS = [f"control_{name}" for name in _CONTINUATION]
+# The columns of averages over passages and blocks.
+_AVERAGES = [
+    "lms",
+    "edit_distance",
+    "common_subsequence",
+    "prefix_match",
+    "rouge_l",
+    "verbatim",
+    "control_lms",
+    "control_edit_distance",
+    "control_common_subsequence",
+    "nll",
+]
 
 
 def average_scores(scores: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
@@ -38,30 +50,29 @@ def average_scores(scores: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     "max_prefix_match" and "num_predictions". Aggregates count only where a checkpoint has no rows
     of single units.
     """
-    single = scores["unit"] != ""
+    # Which rows count: those of single units, and aggregates where there are none.
+    is_single = scores["unit"] != ""
     keys = [scores[name] for name in ("checkpoint", "metric", "kind")]
-    has_units = single.groupby(keys, observed=True).transform("any")
-    rows = scores[single | ~has_units].assign(
-        sum=lambda table: table["value"] * table["count"],
-        largest=lambda table: table["value"].where(table["count"] == 1),  # a mean is not a maximum
-    )
-    names = (
-        rows["metric"]
-        .astype(str)
-        .where(rows["kind"] != "control", "control_" + rows["metric"].astype(str))
-    )
-    of_text = rows[~rows["kind"].isin(("article", "question"))]
-    groups = of_text.groupby([*by, names], sort=False, dropna=False, observed=True)
+    has_units = is_single.groupby(keys, observed=True).transform("any")
+    rows = scores[is_single | ~has_units]
+    is_value = rows["count"] == 1  # a mean is not a maximum
+    rows = rows.assign(sum=rows["value"] * rows["count"], largest=rows["value"].where(is_value))
+    # The metrics of controls have names of their own.
+    metrics = rows["metric"].astype(str)
+    names = metrics.where(rows["kind"] != "control", "control_" + metrics)
+    # Groups by what was asked for, and metric: means and maxima, with a column for each metric.
+    is_of_text = ~rows["kind"].isin(("article", "question"))
+    groups = rows[is_of_text].groupby([*by, names], sort=False, dropna=False, observed=True)
     sums = groups[["sum", "count"]].sum()
     averages = (sums["sum"] / sums["count"]).unstack()
-    averages = averages.reindex(
-        columns=[*_CONTINUATION, "prefix_match", "rouge_l", "verbatim", *_OF_CONTROLS, "nll"]
-    )
-    largest = groups["largest"].max().unstack().reindex(columns=["lms", "max_lms", "prefix_match"])
+    averages = averages.reindex(columns=_AVERAGES)
+    largest = groups["largest"].max().unstack()
+    largest = largest.reindex(columns=["lms", "max_lms", "prefix_match"])
     averages["max_lms"] = largest[["lms", "max_lms"]].max(axis=1)
     averages["max_prefix_match"] = largest["prefix_match"]
     averages["num_predictions"] = sums["count"].unstack().get("nll", 0.0)
-    return averages.reindex(rows.drop_duplicates(list(by)).set_index(list(by)).index)
+    in_order = rows.drop_duplicates(list(by)).set_index(list(by)).index
+    return averages.reindex(in_order)
 
 
 def run_table(results: Results) -> pd.DataFrame:
@@ -84,13 +95,12 @@ def run_table(results: Results) -> pd.DataFrame:
         "run",
         "title",
     ]
-    rows = [[getattr(one, name) for name in names] for one in results.checkpoints]
-    table = pd.DataFrame(rows, columns=names, dtype=object).astype(
-        {"learning_rate": float, "progress": int}
-    )
-    return table.join(
-        average_scores(results.scores, ["checkpoint"]).rename(columns={"nll": "log_perplexity"})
-    )
+    get_names = attrgetter(*names)
+    rows = [get_names(checkpoint) for checkpoint in results.checkpoints]
+    table = pd.DataFrame(rows, columns=names, dtype=object)
+    table = table.astype({"learning_rate": float, "progress": int})
+    averages = average_scores(results.scores, ["checkpoint"])
+    return table.join(averages.rename(columns={"nll": "log_perplexity"}))
 
 
 def evaluation_table(results: Results, *, baseline: str | None = None) -> tuple[str, pd.DataFrame]:
@@ -112,25 +122,25 @@ def evaluation_table(results: Results, *, baseline: str | None = None) -> tuple[
         ValueError: If there is only one run, no run has the baseline, or runs of a model were not
             asked the same.
     """
-    runs = results.checkpoints
-    trained = {one.run: one for one in runs if one.objective != START}
+    trained = {each.run: each for each in results.checkpoints if each.objective != START}
     if len(trained) < 2 and baseline != START:
-        found = "no run"
-        for one in trained.values():
-            found = f"only {one.folder} ({one.setting}, {one.objective})"
+        present = "no run"
+        for run in trained.values():
+            present = f"only {run.folder} ({run.setting}, {run.objective})"
         raise ValueError(
-            f"nothing to compare: there is {found}; for a single model use `tfidf-tune probe audit`"
+            f"nothing to compare: there is {present}; for a single model use "
+            f"`tfidf-tune probe audit`"
         )
     objectives, table = comparable_runs(results, baseline)
     totals = totals_by_unit(results.scores)
-    columns = {
-        measure.label: [totals.get((at, measure.metric, measure.kind)) for at in table.index]
-        for measure in (*COMPARED, CONTROL_LMS, PASSAGE_NLL, VERBATIM)
-    }
-    order = table.groupby("setting", sort=False).ngroup() * len(objectives) + table[
-        "objective"
-    ].map(objectives.index)
-    return objectives[0], table.assign(**columns).loc[order.sort_values(kind="stable").index]
+    for measure in (*COMPARED, CONTROL_LMS, PASSAGE_NLL, VERBATIM):
+        keys = [(number, measure.metric, measure.kind) for number in table.index]
+        table[measure.label] = [totals.get(key) for key in keys]
+    # By setting in the order of the first runs, and within it by objective, the baseline first.
+    setting_numbers = table.groupby("setting", sort=False).ngroup()
+    objective_numbers = table["objective"].map(objectives.index)
+    order = setting_numbers * len(objectives) + objective_numbers
+    return objectives[0], table.loc[order.sort_values(kind="stable").index]
 
 
 def totals_by_unit(scores: pd.DataFrame) -> dict[tuple[int, str, str], tuple[Floats, Floats]]:
@@ -139,30 +149,31 @@ def totals_by_unit(scores: pd.DataFrame) -> dict[tuple[int, str, str], tuple[Flo
     """
     rows = scores[scores["unit"] != ""]
     keys = ["checkpoint", "metric", "kind"]
-    missing = (
-        rows["value"].isna().groupby([rows[key] for key in keys], observed=True).transform("any")
-    )
+    is_missing = rows["value"].isna()
+    lacks_values = is_missing.groupby([rows[key] for key in keys], observed=True).transform("any")
     units = rows["unit"].astype(str)
     units = units.where(rows["kind"] != "block", units.str.zfill(20))  # blocks are numbered
-    rows = rows.assign(sum=rows["value"] * rows["count"], unit=units)[~missing]
-    by_unit = rows.groupby([*keys, "unit"], observed=True)[["sum", "count"]]
-    by_key = by_unit.sum().groupby(level=keys, observed=True)
-    return {key: (own["sum"].to_numpy(float), own["count"].to_numpy(float)) for key, own in by_key}
+    rows = rows.assign(sum=rows["value"] * rows["count"], unit=units)[~lacks_values]
+    # The prefix lengths of a passage are summed: its sum and its count are one observation.
+    by_unit = rows.groupby([*keys, "unit"], observed=True)[["sum", "count"]].sum()
+    totals = {}
+    for key, group in by_unit.groupby(level=keys, observed=True):
+        totals[key] = (group["sum"].to_numpy(float), group["count"].to_numpy(float))
+    return totals
 
 
 def shared_progress(evaluations: pd.DataFrame, *measures: Measure) -> list[int]:
     """Return, ascending, the progress values at which every run with these measures has all of
     them.
     """
-    is_measured = evaluations[[measure.label for measure in measures]].notna().all(axis=1)
-    is_measured &= evaluations["objective"] != START
-    runs_at: dict[int, set[object]] = {}
-    for progress, run in zip(
-        evaluations["progress"][is_measured], evaluations["run"][is_measured], strict=True
-    ):
-        runs_at.setdefault(progress, set()).add(run)
-    measured = set[object]().union(*runs_at.values())
-    return sorted(progress for progress, runs in runs_at.items() if runs == measured)
+    labels = [measure.label for measure in measures]
+    has_all = evaluations[labels].notna().all(axis=1)
+    measured = evaluations[has_all & (evaluations["objective"] != START)]
+    runs_by_progress: dict[int, set[object]] = {}
+    for progress, run in zip(measured["progress"], measured["run"], strict=True):
+        runs_by_progress.setdefault(progress, set()).add(run)
+    all_runs = set(measured["run"])
+    return sorted(progress for progress, runs in runs_by_progress.items() if runs == all_runs)
 
 
 def at_last(evaluations: pd.DataFrame, *measures: Measure) -> pd.DataFrame:
@@ -170,7 +181,8 @@ def at_last(evaluations: pd.DataFrame, *measures: Measure) -> pd.DataFrame:
     and of the start.
     """
     last = max(shared_progress(evaluations, *measures), default=None)
-    return evaluations[(evaluations["progress"] == last) | (evaluations["objective"] == START)]
+    is_last = evaluations["progress"] == last
+    return evaluations[is_last | (evaluations["objective"] == START)]
 
 
 def having_at_last(
@@ -179,10 +191,9 @@ def having_at_last(
     """Yield setting, objective and those of its evaluations at the last shared progress that have a
     measure.
     """
-    for setting, own in evaluations.groupby("setting", sort=False):
-        for objective, having in (
-            at_last(own, measure).dropna(subset=[measure.label]).groupby("objective", sort=False)
-        ):
+    for setting, of_setting in evaluations.groupby("setting", sort=False):
+        measured = at_last(of_setting, measure).dropna(subset=[measure.label])
+        for objective, having in measured.groupby("objective", sort=False):
             yield str(setting), str(objective), having
 
 
@@ -193,7 +204,9 @@ def unit_totals(evaluations: pd.DataFrame, measure: Measure) -> tuple[Floats, Fl
     totals = evaluations[measure.label]
     if totals.empty or totals.isna().any():
         return None
-    return np.mean([sums for sums, _ in totals], axis=0), totals.iloc[0][1]
+    sums = np.mean([sums for sums, _ in totals], axis=0)
+    _, counts = totals.iloc[0]
+    return sums, counts
 
 
 def value_of(evaluations: pd.DataFrame, measure: Measure) -> float:
@@ -201,7 +214,9 @@ def value_of(evaluations: pd.DataFrame, measure: Measure) -> float:
     all their predictions.
     """
     totals = unit_totals(evaluations, measure)
-    return math.nan if totals is None else float(measure.value(*totals))
+    if totals is None:
+        return math.nan
+    return float(measure.value(*totals))
 
 
 def comparable_runs(results: Results, baseline: str | None) -> tuple[list[str], pd.DataFrame]:
@@ -210,35 +225,42 @@ def comparable_runs(results: Results, baseline: str | None) -> tuple[list[str], 
 
     Runs must differ and be asked the same; a task that was not run is not a difference.
     """
-    objectives = list(dict.fromkeys(one.objective for one in results.checkpoints))
+    objectives = list(dict.fromkeys(each.objective for each in results.checkpoints))
     objectives.sort(key=lambda name: name == START)  # the start comes last
     if baseline is None:
         baseline = "CE" if "CE" in objectives else objectives[0]
     if baseline not in objectives:
         raise ValueError(f"no run has the baseline {baseline!r}: there are {', '.join(objectives)}")
-    known: dict[object, object] = {}
-    first_asked: dict[tuple[str, str], Checkpoint] = {}
-    for one in results.checkpoints:
-        training = one.recipe, one.loss, one.training_seconds
-        if (
-            known.setdefault(one.run, training) != training
-            or known.setdefault((one.run, one.progress), one) is not one
-        ):
-            raise ValueError(
-                f"two runs are both {one.title}: leave out one of the files or folders that have "
-                "them"
-            )
-        for what, digest in one.asked.items():
-            first = first_asked.setdefault((one.model, what), one)
-            if first.asked[what] != digest:
-                both = " and ".join(
-                    f"{of.title}, {of.progress} % ({of.folder})" for of in (first, one)
-                )
-                raise ValueError(
-                    f"{both} cannot be compared, their {what} differ: evaluate both in the same way"
-                )
+    _require_comparable(results.checkpoints)
     _require_same_bos(results)
     return sorted(objectives, key=lambda name: name != baseline), run_table(results)
+
+
+def _require_comparable(checkpoints: Sequence[Checkpoint]) -> None:
+    """Refuse two trainings of one name, two evaluations of one checkpoint, and checkpoints of one
+    model that were not asked the same.
+    """
+    trainings: dict[object, object] = {}
+    evaluated = set()
+    first_asked: dict[tuple[str, str], Checkpoint] = {}
+    for checkpoint in checkpoints:
+        training = (checkpoint.recipe, checkpoint.loss, checkpoint.training_seconds)
+        is_other_run = trainings.setdefault(checkpoint.run, training) != training
+        names = (checkpoint.run, checkpoint.progress)
+        if is_other_run or names in evaluated:
+            raise ValueError(
+                f"two runs are both {checkpoint.title}: leave out one of the files or folders that "
+                f"have them"
+            )
+        evaluated.add(names)
+        for what, digest in checkpoint.asked.items():
+            first = first_asked.setdefault((checkpoint.model, what), checkpoint)
+            if first.asked[what] != digest:
+                raise ValueError(
+                    f"{first.title}, {first.progress} % ({first.folder}) and "
+                    f"{checkpoint.title}, {checkpoint.progress} % ({checkpoint.folder}) cannot be "
+                    f"compared, their {what} differ: evaluate both in the same way"
+                )
 
 
 def _require_same_bos(results: Results) -> None:
@@ -252,10 +274,12 @@ def _require_same_bos(results: Results) -> None:
         value_before, before = first.setdefault(checkpoint.model, (value, checkpoint))
         if value != value_before:
             by_bos = {value: checkpoint, value_before: before}
+            with_bos = by_bos[1.0]
+            without = by_bos[0.0]
             raise ValueError(
-                f"{by_bos[1.0].title} ({by_bos[1.0].folder}) was evaluated with BOS before each "
-                f"prompt, and {by_bos[0.0].title} ({by_bos[0.0].folder}) without: evaluate both "
-                "with the same bos=true or bos=false"
+                f"{with_bos.title} ({with_bos.folder}) was evaluated with BOS before each prompt, "
+                f"and {without.title} ({without.folder}) without: evaluate both with the same "
+                f"bos=true or bos=false"
             )
 
 
@@ -277,72 +301,101 @@ def compare_objectives(evaluations: pd.DataFrame, baseline: str) -> pd.DataFrame
             p-value is below 0.05 too).
     """
     rows = []
-    for setting, own in evaluations.groupby("setting", sort=False):
-        if not (own["objective"] == baseline).any():
+    for setting, of_setting in evaluations.groupby("setting", sort=False):
+        if not (of_setting["objective"] == baseline).any():
             continue
-        last_with = {}
+        last_by_measure = {}
         for measure in COMPARED:
-            last = at_last(own, LMS, measure)
-            last_with[measure] = at_last(own, measure) if last.empty else last
-        for objective in _compared(own):
-            for measure, last in last_with.items():
-                before, after = (
-                    unit_totals(last[last["objective"] == of], measure)
-                    for of in (baseline, objective)
-                )
-                if before is not None and after is not None:
-                    reduction = _reduction(measure, before, after)
-                    rows.append(
-                        (setting, objective, measure.label, *reduction, last["progress"].max())
-                    )
-    names = [
-        "setting",
-        "objective",
-        "measure",
-        "baseline",
-        "other",
-        "reduction",
-        *Interval._fields,
-        "progress",
-    ]
-    table = pd.DataFrame(rows, columns=names)
+            last = at_last(of_setting, LMS, measure)
+            if last.empty:
+                last = at_last(of_setting, measure)
+            last_by_measure[measure] = last
+        for objective in _compared(of_setting):
+            for measure, last in last_by_measure.items():
+                before = unit_totals(last[last["objective"] == baseline], measure)
+                after = unit_totals(last[last["objective"] == objective], measure)
+                if before is None or after is None:
+                    continue
+                row = _reduction(measure, before, after)
+                row["setting"] = setting
+                row["objective"] = objective
+                row["measure"] = measure.label
+                row["progress"] = last["progress"].max()
+                rows.append(row)
+    table = pd.DataFrame(rows, columns=_REDUCTIONS)
+    # The p-values of a setting are corrected together, and have the last word on significance.
     table["p_value"] = table.groupby("setting")["p_value"].transform(holm)
-    intervals = table[["low", "high", "num_units"]].itertuples(index=False, name=None)
-    said = pd.Series([Interval(*interval).significant for interval in intervals], dtype=object)
-    return table.assign(significant=said.mask((said == "yes") & (table["p_value"] >= ALPHA), "no"))
+    verdicts = []
+    for row in table.itertuples():
+        verdict = Interval(row.low, row.high, row.num_units).significant
+        if verdict == "yes" and row.p_value >= ALPHA:
+            verdict = "no"
+        verdicts.append(verdict)
+    table["significant"] = pd.Series(verdicts, dtype=object)
+    return table
+
+
+_REDUCTIONS = [
+    "setting",
+    "objective",
+    "measure",
+    "baseline",
+    "other",
+    "reduction",
+    "low",
+    "high",
+    "num_units",
+    "p_value",
+    "progress",
+]
 
 
 def _compared(evaluations: pd.DataFrame) -> list[str]:
     """Return the objectives of a setting that are compared with the baseline, its first; the start
     is only shown.
     """
-    return [
-        str(objective) for objective in evaluations["objective"].unique()[1:] if objective != START
-    ]
+    others = evaluations["objective"].unique()[1:]
+    return [str(objective) for objective in others if objective != START]
 
 
 def _reduction(
     measure: Measure, baseline: tuple[Floats, Floats], other: tuple[Floats, Floats]
-) -> tuple[float, ...]:
+) -> dict[str, Any]:
     """Return both values, the reduction (NaN if it is not finite) and its interval."""
-    before, counts = baseline
-    after, _ = other
+    sums_before, counts = baseline
+    sums_after, _ = other
 
     def reduction(before: Floats, after: Floats, counts: Floats, axis: int = -1) -> Any:
         reference = measure.value(before, counts, axis)
         return (reference - measure.value(after, counts, axis)) / reference
 
-    reference = float(measure.value(before, counts))
-    value = float(measure.value(after, counts))
-    relative = (reference - value) / reference if reference else math.nan
-    if not math.isfinite(relative):
-        return (reference, value, math.nan, *Interval(math.nan, math.nan, len(counts)))
-    return (reference, value, relative, *bootstrap_interval(reduction, before, after, counts))
+    reference = float(measure.value(sums_before, counts))
+    value = float(measure.value(sums_after, counts))
+    relative = math.nan
+    if reference:
+        relative = (reference - value) / reference
+    if math.isfinite(relative):
+        interval = bootstrap_interval(reduction, sums_before, sums_after, counts)
+    else:
+        relative = math.nan
+        interval = Interval(math.nan, math.nan, len(counts))
+    return {
+        "baseline": reference,
+        "other": value,
+        "reduction": relative,
+        **interval._asdict(),
+    }
 
 
 def compare_at_equal_perplexity(evaluations: pd.DataFrame, baseline: str) -> pd.DataFrame:
     """Compare what an objective recites at the end with what the baseline recited when it had the
     same perplexity.
+
+    For example, the baseline has perplexity 20 and an average LMS of 4 at 50 %, and 16 and 10 at
+    100 %. An objective ends at perplexity 18, which is 0.47 of the way in logarithms,
+    (ln 20 - ln 18) / (ln 20 - ln 16): there, the baseline's LMS is about 0.53 · 4 + 0.47 · 10 =
+    6.8. The objective recites less if its LMS is below 4, more if it is above 10, and else between,
+    as the straight line is no more than a guess.
 
     Args:
         evaluations (pandas.DataFrame): of :func:`evaluation_table`.
@@ -367,53 +420,59 @@ def compare_at_equal_perplexity(evaluations: pd.DataFrame, baseline: str) -> pd.
               never had the perplexity.
     """
     rows = []
-    for setting, own in evaluations.groupby("setting", sort=False):
-        of_baseline = own[own["objective"] == baseline]
-        last = at_last(own, LMS, PERPLEXITY)
-        path = [
-            of_baseline[of_baseline["progress"] == at]
-            for at in shared_progress(of_baseline, LMS, PERPLEXITY)
-        ]
-        points = np.array([[value_of(one, PERPLEXITY), value_of(one, LMS)] for one in path])
-        for objective in _compared(own) if path and np.isfinite(points).all() else ():
+    for setting, of_setting in evaluations.groupby("setting", sort=False):
+        # The path of the baseline: perplexity and LMS of its checkpoints.
+        of_baseline = of_setting[of_setting["objective"] == baseline]
+        measured = shared_progress(of_baseline, LMS, PERPLEXITY)
+        path = [of_baseline[of_baseline["progress"] == progress] for progress in measured]
+        perplexities = np.array([value_of(point, PERPLEXITY) for point in path])
+        lms_path = np.array([value_of(point, LMS) for point in path])
+        if not path or not np.isfinite([perplexities, lms_path]).all():
+            continue
+        last = at_last(of_setting, LMS, PERPLEXITY)
+        for objective in _compared(of_setting):
             end = last[last["objective"] == objective]
             perplexity = value_of(end, PERPLEXITY)
             lms = value_of(end, LMS)
             if not math.isfinite(perplexity) or math.isnan(lms):
                 continue
-            own_bound = _floor_bound(end)
-            progress = end["progress"].iloc[0]
-            row = [
-                setting,
-                objective,
-                progress,
-                perplexity,
-                lms,
-                own_bound,
-                points[:, 0].min(),
-                points[:, 0].max(),
-            ]
-            crossing = first_crossing(np.log(points[:, 0]), math.log(perplexity))
-            if crossing is not None:
-                first, second, weight = crossing
-                before, after = points[[first, second], 1]
-                bound = float(np.max([_floor_bound(path[at]) for at in (first, second)]))
-                if not math.isnan(own_bound + bound):
-                    recited = "not above controls"
-                elif lms < min(before, after):
-                    recited = "less"
-                elif lms > max(before, after):
-                    recited = "more"
-                else:
-                    recited = "between"
-                row += [
-                    path[first]["progress"].iloc[0],
-                    path[second]["progress"].iloc[0],
-                    before,
-                    after,
-                ]
-                row += [(1 - weight) * before + weight * after, bound, recited]
-            rows.append(dict(zip(_AT_EQUAL_PERPLEXITY, row, strict=False)))
+            end_bound = _floor_bound(end)
+            row = {
+                "setting": setting,
+                "objective": objective,
+                "progress": end["progress"].iloc[0],
+                "perplexity": perplexity,
+                "lms": lms,
+                "floor_bound": end_bound,
+                "lowest": perplexities.min(),
+                "highest": perplexities.max(),
+            }
+            rows.append(row)
+            crossing = first_crossing(np.log(perplexities), math.log(perplexity))
+            if crossing is None:
+                continue
+            # Where the baseline first had that perplexity, and what it recited there.
+            first, second, weight = crossing
+            before = lms_path[first]
+            after = lms_path[second]
+            bounds = [_floor_bound(path[first]), _floor_bound(path[second])]
+            baseline_bound = float(np.max(bounds))  # NaN if there is none for one of them
+            recited = "between"
+            if lms < min(before, after):
+                recited = "less"
+            elif lms > max(before, after):
+                recited = "more"
+            if not math.isnan(end_bound) and not math.isnan(baseline_bound):
+                recited = "not above controls"
+            row |= {
+                "before": path[first]["progress"].iloc[0],
+                "after": path[second]["progress"].iloc[0],
+                "lms_before": before,
+                "lms_after": after,
+                "interpolated": (1 - weight) * before + weight * after,
+                "baseline_floor_bound": baseline_bound,
+                "recited": recited,
+            }
     return pd.DataFrame(rows, columns=_AT_EQUAL_PERPLEXITY)
 
 
@@ -440,10 +499,13 @@ def lms_floor(evaluations: pd.DataFrame) -> Floor | None:
     """Compare the targets' average LMS with the controls'; None if there are no targets or no
     controls.
     """
-    targets, controls = (unit_totals(evaluations, measure) for measure in (LMS, CONTROL_LMS))
+    targets = unit_totals(evaluations, LMS)
+    controls = unit_totals(evaluations, CONTROL_LMS)
     if targets is None or controls is None:
         return None
-    return floor_of(targets[0] / targets[1], controls[0] / controls[1])
+    target_sums, target_counts = targets
+    control_sums, control_counts = controls
+    return floor_of(target_sums / target_counts, control_sums / control_counts)
 
 
 def lms_floors(evaluations: pd.DataFrame) -> dict[tuple[str, str], Floor | None]:
@@ -451,28 +513,35 @@ def lms_floors(evaluations: pd.DataFrame) -> dict[tuple[str, str], Floor | None]
     LMS of all runs.
     """
     floors = {}
-    for setting, own in evaluations.groupby("setting", sort=False):
-        last = at_last(own, LMS)
-        for objective in own["objective"].unique():
+    for setting, of_setting in evaluations.groupby("setting", sort=False):
+        last = at_last(of_setting, LMS)
+        for objective in of_setting["objective"].unique():
             floors[setting, objective] = lms_floor(last[last["objective"] == objective])
     return floors
 
 
 def _floor_bound(evaluations: pd.DataFrame) -> float:
     floor = lms_floor(evaluations)
-    return floor.excess.high if floor is not None and floor.reached else math.nan
+    if floor is None or not floor.reached:
+        return math.nan
+    return floor.excess.high
 
 
 def first_crossing(path: Floats, goal: float) -> tuple[int, int, float] | None:
     """Return the points of a path ``[n]`` before and after it first has a value, linearly, and the
     second's weight.
+
+    For example, the path ``[3.0, 2.0, 2.5, 1.0]`` has the value 2.2 on each of its three pieces.
+    The first counts: points 0 and 1, and point 1 has the weight (2.2 - 3.0) / (2.0 - 3.0) = 0.8.
     """
     if path[0] == goal:
         return 0, 0, 0.0
     starts = path[:-1]
     ends = path[1:]
-    (reached,) = np.nonzero((np.minimum(starts, ends) <= goal) & (goal <= np.maximum(starts, ends)))
-    if not len(reached):
+    is_reached = (np.minimum(starts, ends) <= goal) & (goal <= np.maximum(starts, ends))
+    (pieces,) = np.nonzero(is_reached)
+    if not len(pieces):
         return None
-    first = int(reached[0])
-    return first, first + 1, float((goal - starts[first]) / (ends[first] - starts[first]))
+    first = int(pieces[0])
+    weight = (goal - starts[first]) / (ends[first] - starts[first])
+    return first, first + 1, float(weight)
