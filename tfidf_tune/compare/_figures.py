@@ -22,10 +22,17 @@ if TYPE_CHECKING:
 FLOOR_LINE: dict[str, Any] = {"color": "0.4", "linestyle": "--", "linewidth": 1.2, "zorder": 1}
 OPERATING = 44.0  # area of the marker of a last checkpoint, in square points
 _FEW = 4  # objectives that are named next to their points
-_WIDE = (
-    4.0  # if the largest value is more than this many times the smallest, the axis is logarithmic
-)
+# If the largest value is more than this many times the smallest, the axis is logarithmic.
+_WIDE = 4.0
 _LINEAR_BELOW = 1.0  # below this LMS a wide axis is linear, so that it can hold 0
+
+
+class _Point(NamedTuple):
+    """Measures at a training progress, in percent; NaN for controls that were not measured."""
+
+    progress: int
+    values: list[float]
+    controls: float
 
 
 class Course(NamedTuple):
@@ -43,20 +50,23 @@ def comparison_figures(results: Results, evaluations: pd.DataFrame) -> list[Figu
     """Draw the trade-off if perplexity was measured, progress if there are several checkpoints, and
     distributions.
     """
-    figures = []
+    # What the drawings show, by setting and objective.
     courses: dict[str, dict[str, Course]] = {}
-    curves: dict[str, dict[str, list[Any]]] = {}
-    for (setting, objective), own in evaluations.groupby(["setting", "objective"], sort=False):
-        points = _measured(own, LMS)
-        if points:
-            curves.setdefault(setting, {})[objective] = points
-        points = [point for point in _measured(own, PERPLEXITY, LMS) if math.isfinite(point[1])]
-        if points:
-            progress, *_, controls = points[-1]
-            last = own[own["progress"] == progress]
-            path = [point[1:3] for point in points]
-            course = Course(path, _interval(last, PERPLEXITY), _interval(last, LMS), controls)
+    curves: dict[str, dict[str, list[tuple[int, float, float]]]] = {}
+    is_trained = False  # whether anything has more than one checkpoint
+    for (setting, objective), group in evaluations.groupby(["setting", "objective"], sort=False):
+        curve = []
+        for point in _measured(group, LMS):
+            (lms,) = point.values
+            curve.append((point.progress, lms, point.controls))
+        if curve:
+            curves.setdefault(setting, {})[objective] = curve
+        if len(curve) > 1:
+            is_trained = True
+        course = _course_of(group)
+        if course is not None:
             courses.setdefault(setting, {})[objective] = course
+    figures = []
     if courses:
         figures.append(
             Figure(
@@ -70,59 +80,85 @@ def comparison_figures(results: Results, evaluations: pd.DataFrame) -> list[Figu
                 "baseline's line at the same perplexity.",
             )
         )
-    longest = 0
-    for by_objective in curves.values():
-        longest = max(longest, *map(len, by_objective.values()))
-    if longest > 1:
+    if is_trained:
         figures.append(
             Figure(
                 name="lms_progress",
                 title="Average LMS against training progress",
                 figure=lms_progress(curves),
-                caption="Average LMS of the injected passages at each checkpoint. Dashed: held-out "
-                "passages, what fluency reaches by chance. Lower is better.",
+                caption="Average LMS of the injected passages at each checkpoint. Dashed: "
+                "held-out passages, what fluency reaches by chance. Lower is better.",
             )
         )
-    rows = results.scores[(results.scores["metric"] == "lms") & (results.scores["unit"] != "")]
-    several = evaluations["setting"].nunique() > 1
-    for number, (setting, own) in enumerate(evaluations.groupby("setting", sort=False), 1):
+    return figures + _distributions(results, evaluations)
+
+
+def _distributions(results: Results, evaluations: pd.DataFrame) -> list[Figure]:
+    """Draw the distribution of the LMS of each setting."""
+    figures = []
+    is_single_lms = (results.scores["metric"] == "lms") & (results.scores["unit"] != "")
+    rows = results.scores[is_single_lms]
+    has_several = evaluations["setting"].nunique() > 1
+    for number, (setting, group) in enumerate(evaluations.groupby("setting", sort=False), 1):
         lms = {}
-        for _, objective, having in having_at_last(own, LMS):
-            values = rows[rows["checkpoint"].isin(having.index)].groupby("kind", observed=True)[
-                "value"
-            ]
-            lms[objective] = values.agg(list).to_dict()
-        if lms:
-            name, of_setting = (f"_{number}", f": {setting}") if several else ("", "")
-            figures.append(
-                Figure(
-                    name=f"lms_distribution{name}",
-                    title=f"Distribution of the LMS{of_setting}",
-                    figure=lms_distribution(lms),
-                    caption="The share of continuations whose longest memorized substring has at "
-                    "least so many tokens, over passages, prefix lengths and seeds. Dashed: "
-                    "held-out passages.",
-                )
+        for _, objective, having in having_at_last(group, LMS):
+            rows_of_objective = rows[rows["checkpoint"].isin(having.index)]
+            by_kind = rows_of_objective.groupby("kind", observed=True)["value"]
+            lms[objective] = by_kind.agg(list).to_dict()
+        if not lms:
+            continue
+        name = "lms_distribution"
+        title = "Distribution of the LMS"
+        if has_several:
+            name += f"_{number}"
+            title += f": {setting}"
+        figures.append(
+            Figure(
+                name=name,
+                title=title,
+                figure=lms_distribution(lms),
+                caption="The share of continuations whose longest memorized substring has at "
+                "least so many tokens, over passages, prefix lengths and seeds. Dashed: held-out "
+                "passages.",
             )
+        )
     return figures
+
+
+def _course_of(evaluations: pd.DataFrame) -> Course | None:
+    """Return how an objective moved through its checkpoints; None if none has both measures."""
+    path = []
+    last = None
+    for point in _measured(evaluations, PERPLEXITY, LMS):
+        perplexity, lms = point.values
+        if math.isfinite(perplexity):
+            path.append((perplexity, lms))
+            last = point
+    if last is None:
+        return None
+    at_last = evaluations[evaluations["progress"] == last.progress]
+    return Course(path, _interval(at_last, PERPLEXITY), _interval(at_last, LMS), last.controls)
 
 
 def _interval(evaluations: pd.DataFrame, measure: Measure) -> tuple[float, float]:
     """Return the ends of the interval over units, NaN if there are too few."""
     totals = unit_totals(evaluations, measure)
-    interval = bootstrap_interval(measure.value, *totals) if totals else None
-    return interval[:2] if interval and interval.num_units >= MIN_UNITS else (math.nan, math.nan)
+    if totals is None:
+        return math.nan, math.nan
+    interval = bootstrap_interval(measure.value, *totals)
+    if interval.num_units < MIN_UNITS:
+        return math.nan, math.nan
+    return interval.low, interval.high
 
 
-def _measured(evaluations: pd.DataFrame, *measures: Measure) -> list[Any]:
-    """Progress, each measure, and the LMS of controls or NaN, of the checkpoints of an objective
-    with all measures.
-    """
-    found = []
+def _measured(evaluations: pd.DataFrame, *measures: Measure) -> list[_Point]:
+    """Return the checkpoints of an objective that have all measures."""
+    points = []
     for progress in shared_progress(evaluations, *measures):
-        at = evaluations[evaluations["progress"] == progress]
-        found.append((progress, *(value_of(at, measure) for measure in (*measures, CONTROL_LMS))))
-    return found
+        at_progress = evaluations[evaluations["progress"] == progress]
+        values = [value_of(at_progress, measure) for measure in measures]
+        points.append(_Point(progress, values, value_of(at_progress, CONTROL_LMS)))
+    return points
 
 
 def lms_progress(
@@ -134,28 +170,28 @@ def lms_progress(
     figure, panels = figures.new_panels(list(curves))
     styles = figures.styles_of(curves.values())
     for axes, by_objective in zip(panels, curves.values(), strict=True):
+        ticks: set[int] = set()
         for index, (objective, points) in enumerate(by_objective.items()):
             color, marker = styles[objective]
             progress, lms, _ = zip(*points, strict=True)
             axes.plot(progress, lms, color=color, marker=marker, label=figures.drawn(objective))
+            ticks.update(progress)
             floor = [(at, controls) for at, _, controls in points if not math.isnan(controls)]
-            # Floors often coincide: each shows in the others' gaps.
-            dashes = (
-                4 * index,
-                (4, 4 * len(by_objective)),
+            if not floor:
+                continue
+            floor_progress, floor_lms = zip(*floor, strict=True)
+            # Floors often coincide: each shows in the others' gaps. Of three objectives, each
+            # draws 4 points of every 16, shifted by 4.
+            dashes = (4 * index, (4, 4 * len(by_objective)))
+            axes.plot(
+                floor_progress,
+                floor_lms,
+                color=color,
+                linestyle=dashes,
+                linewidth=1.4,
+                label=FLOOR,
             )
-            if floor:
-                axes.plot(
-                    *zip(*floor, strict=True),
-                    color=color,
-                    linestyle=dashes,
-                    linewidth=1.4,
-                    label=FLOOR,
-                )
-        measured_at = set()
-        for points in by_objective.values():
-            measured_at |= {progress for progress, *_ in points}
-        axes.set_xticks(sorted(measured_at))
+        axes.set_xticks(sorted(ticks))
         axes.set_ylabel("average LMS (tokens)")
         axes.set_ylim(bottom=0)
     panels[-1].set_xlabel("training progress (%)")
@@ -177,45 +213,47 @@ def trade_off(settings: Mapping[str, Mapping[str, Course]]) -> "Drawing":
     figure, panels = figures.new_panels(list(settings), panel_height=height)
     labels = []
     for axes, courses in zip(panels, settings.values(), strict=True):
-        for objective, one in courses.items():
+        named: dict[str, tuple[float, float]] = {}  # labels of points
+        others: list[tuple[float, float]] = []  # points that labels keep off
+        floors: list[float] = []
+        perplexities: list[float] = []
+        averages: list[float] = []
+        for objective, course in courses.items():
             color, marker = styles[objective]
-            x, y = one.points[-1]
+            path_x, path_y = zip(*course.points, strict=True)
             axes.plot(
-                *zip(*one.points, strict=True),
-                color=color,
-                marker="o",
-                markersize=2.5,
-                linewidth=1,
-                alpha=0.4,
+                path_x, path_y, color=color, marker="o", markersize=2.5, linewidth=1, alpha=0.4
             )
-            label = None if is_named else f"{numbers[objective]}  {figures.drawn(objective)}"
+            # The last checkpoint: named beside its point, or numbered with an entry in the legend.
+            x, y = course.points[-1]
+            name = figures.drawn(objective)
+            label = None
+            if is_named:
+                named[name.strip()] = (x, y)
+            else:
+                named[numbers[objective]] = (x, y)
+                label = f"{numbers[objective]}  {name}"
             axes.plot(
                 [x], [y], marker, color=color, markersize=OPERATING**0.5, label=label, zorder=5
             )
-            figures.draw_cross(axes, (x, y), (one.perplexity, one.lms), color)
-        floors = [course.controls for course in courses.values() if not math.isnan(course.controls)]
-        perplexity: list[float] = []
-        lms: list[float] = []
-        before: list[tuple[float, float]] = []
-        named: dict[str, tuple[float, float]] = {}
-        for name, course in courses.items():
-            perplexity += [*(x for x, _ in course.points), *course.perplexity]
-            lms += [*(y for _, y in course.points), *course.lms]
-            before += course.points[:-1]
-            label = figures.drawn(name).strip() if is_named else numbers[name]
-            named[label] = course.points[-1]
-        # The ends of an interval are NaN where there are too few units.
-        perplexity = [value for value in perplexity if not math.isnan(value)]
-        lms = [value for value in lms if not math.isnan(value)]
-        set_axes(axes, perplexity, [*lms, *floors])
+            figures.draw_cross(axes, (x, y), (course.perplexity, course.lms), color)
+            others += course.points[:-1]
+            perplexities += [*path_x, *course.perplexity]
+            averages += [*path_y, *course.lms]
+            floors.append(course.controls)
+        floors = [floor for floor in floors if not math.isnan(floor)]
+        perplexities = [value for value in perplexities if not math.isnan(value)]
+        averages = [value for value in averages if not math.isnan(value)]
+        set_axes(axes, perplexities, [*averages, *floors])
         if floors:
             floor = float(np.mean(floors))
             axes.axhspan(min(floors), max(floors), color="0.4", alpha=0.2, linewidth=0, zorder=1)
             axes.axhline(floor, label=FLOOR, **FLOOR_LINE)
+            left, right = axes.get_xlim()
             if is_named:
-                named[FLOOR] = axes.get_xlim()[1], floor
-            before += [(x, floor) for x in np.geomspace(*axes.get_xlim(), 100)]
-        labels.append((axes, named, before))
+                named[FLOOR] = (right, floor)
+            others += [(x, floor) for x in np.geomspace(left, right, 100)]
+        labels.append((axes, named, others))
     if not is_named:
         figures.legend_above(figure, panels, FLOOR)
     figure.draw_without_rendering()
@@ -237,10 +275,12 @@ def set_axes(axes: "Axes", perplexity: Sequence[float], lms: Sequence[float]) ->
         StrMethodFormatter,
     )
 
-    room = max(1.02, (max(perplexity) / min(perplexity)) ** 0.07)
-    axes.set_xlim(min(perplexity) / room, max(perplexity) * room)
+    least = min(perplexity)
+    most = max(perplexity)
+    room = max(1.02, (most / least) ** 0.07)
+    axes.set_xlim(least / room, most * room)
     axes.set_xscale("log")  # after the limits: around a single point it would find none by itself
-    if max(perplexity) > _WIDE * min(perplexity):
+    if most > _WIDE * least:
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.xaxis.set_minor_formatter(NullFormatter())
     else:  # less than a power of ten, of which few round numbers are 1, 2 or 5 times one
@@ -254,11 +294,12 @@ def set_axes(axes: "Axes", perplexity: Sequence[float], lms: Sequence[float]) ->
         axes.set_yscale("symlog", linthresh=_LINEAR_BELOW, linscale=0.5)
         ticks = [0.0]
         for exponent in range(5):
-            ticks += [1 * 10.0**exponent, 2 * 10.0**exponent, 5 * 10.0**exponent]
+            ticks += [10.0**exponent, 2 * 10.0**exponent, 5 * 10.0**exponent]
         axes.yaxis.set_major_locator(FixedLocator(ticks))
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axes.set_ylim(0 if lowest < _LINEAR_BELOW else 0.8 * lowest, 1.3 * highest)
+        bottom = 0 if lowest < _LINEAR_BELOW else 0.8 * lowest
+        axes.set_ylim(bottom, 1.3 * highest)
     else:
         axes.set_ylim(0, 1.08 * highest)
     axes.set_ylabel("average LMS (tokens)")

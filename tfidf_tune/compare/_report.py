@@ -1,7 +1,7 @@
 """Runs side by side as a report."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import date
 from importlib.metadata import version
 from typing import Any, TypeAlias
@@ -16,7 +16,8 @@ from tfidf_tune.compare._evaluations import (
 )
 from tfidf_tune.compare._figures import comparison_figures
 from tfidf_tune.compare._tables import comparison_tables, recited_by_objective, unshown_objectives
-from tfidf_tune.report.document import Example, Footnotes, Report, joined
+from tfidf_tune.probe.run_identity import START
+from tfidf_tune.report.document import Example, Footnotes, Report, Table, joined
 from tfidf_tune.results.examples import recitation_examples
 from tfidf_tune.results.floor import Floor
 from tfidf_tune.results.intervals import NUM_RESAMPLES, SEED
@@ -63,23 +64,14 @@ def comparison_report(results: Results, *, baseline: str | None = None) -> Repor
     notes = Footnotes()
     recited = recited_by_objective(results.scores, evaluations)
     tables = comparison_tables(results, evaluations, reductions, floors, recited, baseline, notes)
-    detectable = set()
-    for table in tables:
-        if table.name == "membership":
-            rows = table.frame.to_dict("records")
-            detectable = {(row["Model"], row["Objective"]) for row in rows if is_detectable(row)}
-    last = {one.run: (at, one.title) for at, one in enumerate(results.checkpoints)}
-    others = [
-        one.objective for one in results.checkpoints if one.objective not in (baseline, START)
-    ]
+    unshown = unshown_objectives(results, evaluations)
+    verdict = _verdict(reductions, floors, _detectable(tables), unshown, baseline)
+    verdict += _recited_clause(recited)
+    verdict += _unequal_steps_clause(results)
+    verdict += hardly_learned(results.scores, _last_checkpoints(results))
     return Report(
-        title=f"{joined(others)} against {baseline}" if others else baseline,
-        verdict=_verdict(
-            reductions, floors, detectable, unshown_objectives(results, evaluations), baseline
-        )
-        + _recited_clause(recited)
-        + _unequal_steps_clause(results)
-        + hardly_learned(results.scores, dict(last.values())),
+        title=_title(results, baseline),
+        verdict=verdict,
         tables=tables,
         figures=comparison_figures(results, evaluations),
         examples=_examples(results, evaluations),
@@ -87,6 +79,34 @@ def comparison_report(results: Results, *, baseline: str | None = None) -> Repor
         provenance=_provenance(results, baseline),
         footnotes=notes.texts,
     )
+
+
+def _title(results: Results, baseline: str) -> str:
+    objectives = [checkpoint.objective for checkpoint in results.checkpoints]
+    others = [objective for objective in objectives if objective not in (baseline, START)]
+    if not others:
+        return baseline
+    return f"{joined(others)} against {baseline}"
+
+
+def _detectable(tables: Sequence[Table]) -> set[_Names]:
+    """Return the objectives whose loss tells training text from other text."""
+    detectable = set()
+    for table in tables:
+        if table.name != "membership":
+            continue
+        for row in table.frame.to_dict("records"):
+            if is_detectable(row):
+                detectable.add((row["Model"], row["Objective"]))
+    return detectable
+
+
+def _last_checkpoints(results: Results) -> dict[int, str]:
+    """Return the number of the last checkpoint of each run, and the run's title."""
+    last = {}
+    for number, checkpoint in enumerate(results.checkpoints):
+        last[checkpoint.run] = (number, checkpoint.title)
+    return dict(last.values())
 
 
 def _verdict(
@@ -100,84 +120,108 @@ def _verdict(
     compare.
     """
     at_chance = {names for names, floor in floors.items() if floor is not None and floor.reached}
+    # Which settings have the baseline and another objective, and which have nothing to compare.
     objectives: dict[str, list[str]] = {}
     for setting, objective in floors:
         if objective != START or baseline == START:
             objectives.setdefault(setting, []).append(objective)
-    alone = {
-        name: joined(own)
-        for name, own in objectives.items()
-        if baseline not in own or own == [baseline]
-    }
-    if len(alone) == len(objectives):
-        have = "; ".join(f"{name}: {own}" for name, own in alone.items())
+    compared = []
+    alone = {}
+    for setting, names in objectives.items():
+        if baseline in names and names != [baseline]:
+            compared.append(setting)
+        else:
+            alone[setting] = joined(names)
+    if not compared:
+        have = "; ".join(f"{setting}: {names}" for setting, names in alone.items())
         return (
             f"Nothing is compared: no model has runs of {baseline} and of another objective "
             f"({have}). To name the objective of a model trained elsewhere, give OBJECTIVE=FOLDER."
         )
+    # A clause for each objective that is compared: what it recites, and at which cost.
+    has_several = len(objectives) > 1
     clauses = []
     for setting, objective in floors:
         if setting in alone or objective in (baseline, START):
             continue
-        own = reductions[
-            (reductions["setting"] == setting) & (reductions["objective"] == objective)
-        ]
-        rows = {row.measure: row for row in own.itertuples()}
-        recited = rows.get(LMS.label)
-        direction, size = _change(recited)
-        said = {
-            -1: f"{objective} recites {size} less than {baseline} by the average LMS",
-            0: f"{objective} is not shown to recite less or more than {baseline}",
-            1: f"{objective} recites {size} more than {baseline} by the average LMS",
-            None: f"too little was measured to judge what {objective} recites",
-        }[direction]
-        if {(setting, objective), (setting, baseline)} <= at_chance:
-            said = f"{objective}, like {baseline}, {AT_CHANCE}"
-        elif (setting, objective) in at_chance:
-            said = (
-                f"{objective} "
-                f"{AT_CHANCE}{STILL_DETECTABLE if (setting, objective) in detectable else ''}"
-            )
-        if (setting, objective) in at_chance & unshown:
-            said += ", but no positive control shows that it could be seen to recite"
-        # The cost of what is recited is that of the same checkpoint.
-        costs = [rows[utility.label] for utility in _UTILITIES if utility.label in rows]
-        cost = next(
-            (one for one in costs if recited is None or one.progress == recited.progress), None
-        )
-        direction, size = _change(cost)
-        if cost is not None and direction is not None:
-            differs = {-1: f"is {size} lower", 0: "is not shown to differ", 1: f"is {size} higher"}[
-                direction
-            ]
-            said += f"; its {BY_LABEL[cost.measure].phrase} {differs}"
-        clauses.append(f"{setting}: {said}" if len(objectives) > 1 else said)
-    hidden = len(clauses) - MOST_CLAUSES
-    if hidden:
-        clauses[MOST_CLAUSES:] = [f"{hidden} more are in the table"] if hidden > 0 else []
-    for setting in [name for name in objectives if name not in alone]:
-        if (
-            baseline == "CE"
-            and (setting, baseline) in at_chance - unshown
-            and not _is_dearer(reductions, setting)
-        ):
-            where = f"{setting}: " if len(objectives) > 1 else ""
-            clauses.append(f"{where}{baseline} already {AT_CHANCE}: keep it")
-    clauses += (
-        [f"Not compared: {joined(f'{name} (only {own})' for name, own in alone.items())}"]
-        if alone
-        else []
-    )
+        rows = _rows_by_measure(reductions, setting, objective)
+        is_at_chance = (setting, objective) in at_chance
+        if is_at_chance and (setting, baseline) in at_chance:
+            clause = f"{objective}, like {baseline}, {AT_CHANCE}"
+        elif is_at_chance:
+            clause = f"{objective} {AT_CHANCE}"
+            if (setting, objective) in detectable:
+                clause += STILL_DETECTABLE
+        else:
+            clause = _recites(rows.get(LMS.label), objective, baseline)
+        if is_at_chance and (setting, objective) in unshown:
+            clause += ", but no positive control shows that it could be seen to recite"
+        clause += _cost(rows)
+        clauses.append(f"{setting}: {clause}" if has_several else clause)
+    num_hidden = len(clauses) - MOST_CLAUSES
+    if num_hidden > 0:
+        clauses = [*clauses[:MOST_CLAUSES], f"{num_hidden} more are in the table"]
+    # Where the baseline recites nothing either, there is nothing to gain.
+    for setting in compared:
+        is_shown_at_chance = (setting, baseline) in at_chance - unshown
+        if baseline == "CE" and is_shown_at_chance and not _is_dearer(reductions, setting):
+            clause = f"{baseline} already {AT_CHANCE}: keep it"
+            clauses.append(f"{setting}: {clause}" if has_several else clause)
+    if alone:
+        names_alone = joined(f"{setting} (only {names})" for setting, names in alone.items())
+        clauses.append(f"Not compared: {names_alone}")
     return f"{'. '.join(clauses)}."
+
+
+def _rows_by_measure(reductions: pd.DataFrame, setting: str, objective: str) -> dict[str, Any]:
+    """Return the reductions of an objective by the label of the measure."""
+    is_setting = reductions["setting"] == setting
+    rows = reductions[is_setting & (reductions["objective"] == objective)]
+    return {row.measure: row for row in rows.itertuples()}
+
+
+def _recites(row: Any, objective: str, baseline: str) -> str:
+    """Say whether an objective recites less or more than the baseline, by a row of reductions."""
+    direction, size = _change(row)
+    if direction is None:
+        return f"too little was measured to judge what {objective} recites"
+    if direction < 0:
+        return f"{objective} recites {size} less than {baseline} by the average LMS"
+    if direction > 0:
+        return f"{objective} recites {size} more than {baseline} by the average LMS"
+    return f"{objective} is not shown to recite less or more than {baseline}"
+
+
+def _cost(rows: Mapping[str, Any]) -> str:
+    """Say what an objective costs, at the checkpoint of which it is said what it recites; "" if
+    nothing is known.
+    """
+    recited = rows.get(LMS.label)
+    for utility in _UTILITIES:
+        row = rows.get(utility.label)
+        if row is None or (recited is not None and row.progress != recited.progress):
+            continue
+        direction, size = _change(row)
+        if direction is None:
+            return ""
+        phrase = BY_LABEL[row.measure].phrase
+        if direction < 0:
+            return f"; its {phrase} is {size} lower"
+        if direction > 0:
+            return f"; its {phrase} is {size} higher"
+        return f"; its {phrase} is not shown to differ"
+    return ""
 
 
 def _is_dearer(reductions: pd.DataFrame, setting: str) -> bool:
     """Return whether another objective is shown to have a lower perplexity, or another cost, than
     the baseline.
     """
-    own = reductions[reductions["setting"] == setting]
-    own = own[own["measure"].isin([utility.label for utility in _UTILITIES])]
-    return bool(((own["significant"] == "yes") & (own["reduction"] > 0)).any())
+    labels = [utility.label for utility in _UTILITIES]
+    is_cost = (reductions["setting"] == setting) & reductions["measure"].isin(labels)
+    costs = reductions[is_cost]
+    is_lower = (costs["significant"] == "yes") & (costs["reduction"] > 0)
+    return bool(is_lower.any())
 
 
 def _recited_clause(recited: Mapping[_Names, str]) -> str:
@@ -196,22 +240,22 @@ def _recited_clause(recited: Mapping[_Names, str]) -> str:
 
 def _unequal_steps_clause(results: Results) -> str:
     """Say which runs of a model were trained with other numbers of sequences in a step, if any."""
-    clauses = []
-    for setting in dict.fromkeys(one.setting for one in results.checkpoints):
-        runs = [
-            one
-            for one in results.checkpoints
-            if one.setting == setting and one.num_sequences is not None
-        ]
-        numbers = dict.fromkeys((one.objective, one.num_sequences) for one in runs)
-        if len({number for _, number in numbers}) > 1:
-            listed = joined(f"{objective} {number}" for objective, number in numbers)
-            clauses.append(
-                f" The runs of {setting} had other numbers of sequences in a training step "
-                f"({listed}), so that they took other numbers of steps, and a difference need not "
-                "come from the objective."
-            )
-    return "".join(clauses)
+    nums_by_setting: dict[str, dict[tuple[str, int], None]] = {}
+    for checkpoint in results.checkpoints:
+        numbers = nums_by_setting.setdefault(checkpoint.setting, {})
+        if checkpoint.num_sequences is not None:
+            numbers[checkpoint.objective, checkpoint.num_sequences] = None
+    clauses = ""
+    for setting, numbers in nums_by_setting.items():
+        if len({number for _, number in numbers}) < 2:
+            continue
+        listed = joined(f"{objective} {number}" for objective, number in numbers)
+        clauses += (
+            f" The runs of {setting} had other numbers of sequences in a training step ({listed}), "
+            f"so that they took other numbers of steps, and a difference need not come from the "
+            f"objective."
+        )
+    return clauses
 
 
 def _change(row: Any) -> tuple[int | None, str]:
@@ -223,34 +267,34 @@ def _change(row: Any) -> tuple[int | None, str]:
     size = f"{abs(100 * row.reduction):.1f} %"
     if row.significant == "no":
         return 0, size
-    return (-1 if row.reduction > 0 else 1), size
+    if row.reduction > 0:
+        return -1, size
+    return 1, size
 
 
 def _examples(results: Results, evaluations: pd.DataFrame) -> list[Example]:
     examples = []
-    for setting, own in evaluations.groupby("setting", sort=False):
-        shown = {
-            objective: results.checkpoints[one.index[0]]
-            for _, objective, one in having_at_last(own, LMS)
-        }
-        if shown and all(one.samples for one in shown.values()):
+    for setting, group in evaluations.groupby("setting", sort=False):
+        shown = {}
+        for _, objective, having in having_at_last(group, LMS):
+            shown[objective] = results.checkpoints[having.index[0]]
+        if shown and all(checkpoint.samples for checkpoint in shown.values()):
             examples += recitation_examples(str(setting), shown)
     return examples
 
 
 def _provenance(results: Results, baseline: str) -> dict[str, str]:
     runs: dict[object, list[Checkpoint]] = {}
-    for one in results.checkpoints:
-        runs.setdefault(one.run, []).append(one)
+    for checkpoint in results.checkpoints:
+        runs.setdefault(checkpoint.run, []).append(checkpoint)
     entries = {"Baseline": baseline}
-    for first, *later in runs.values():
+    for checkpoints in runs.values():
+        first = checkpoints[0]
         seed = "seed unknown" if first.seed is None else f"seed {first.seed}"
-        progress = ", ".join(f"{one.progress} %" for one in (first, *later))
-        entries[f"{first.setting}, {first.objective}, {seed}"] = (
-            f"{first.folder} (evaluated at {progress})"
-        )
-    return entries | {
-        "Intervals": f"percentile bootstrap, {NUM_RESAMPLES:,} resamples, seed {SEED}",
-        "tfidf-tune": version("tfidf-tune"),
-        "Date": date.today().isoformat(),
-    }
+        progress = ", ".join(f"{checkpoint.progress} %" for checkpoint in checkpoints)
+        name = f"{first.setting}, {first.objective}, {seed}"
+        entries[name] = f"{first.folder} (evaluated at {progress})"
+    entries["Intervals"] = f"percentile bootstrap, {NUM_RESAMPLES:,} resamples, seed {SEED}"
+    entries["tfidf-tune"] = version("tfidf-tune")
+    entries["Date"] = date.today().isoformat()
+    return entries

@@ -1,9 +1,8 @@
 """The tables of a comparison."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -16,7 +15,8 @@ from tfidf_tune.compare._evaluations import (
     unit_totals,
     value_of,
 )
-from tfidf_tune.report.document import Footnotes, Table, joined, tabulate
+from tfidf_tune.probe.run_identity import START
+from tfidf_tune.report.document import Column, Footnotes, Table, joined, tabulate
 from tfidf_tune.results import wording as words
 from tfidf_tune.results.floor import Floor
 from tfidf_tune.results.intervals import (
@@ -48,33 +48,48 @@ from tfidf_tune.results.table import (
 # Setting, objective and their evaluations that are compared.
 _Groups: TypeAlias = list[tuple[str, str, pd.DataFrame]]
 _KEYS = ["setting", "objective"]
-# Columns: header, column of the data frame, format.
-_WHO = (("Model", "setting", ""), ("Objective", "objective", ""))
-_SEEDS = ("Seeds", "Seeds", "")
-# Scores of other tasks: name -> title, units, header -> measure.
-_SCORED: dict[str, tuple[str, str, dict[str, Measure]]] = {
-    "perplexity": ("Perplexity", "Blocks", {PERPLEXITY.label: PERPLEXITY}),
-    "other_perplexity": (
-        "Perplexity on other text",
-        "Blocks",
-        {OTHER_PERPLEXITY.label: OTHER_PERPLEXITY},
+_WHO = (
+    Column("Model", "setting"),
+    Column("Objective", "objective"),
+)
+_SEEDS = Column("Seeds", "Seeds")
+
+
+class _Task(NamedTuple):
+    """The scores of another task, which have a table of their own."""
+
+    title: str
+    units: str  # header of their number
+    measures: dict[str, Measure]  # by header
+    note: str
+
+
+# By the name of the table.
+_TASKS = {
+    "perplexity": _Task(
+        title="Perplexity",
+        units="Blocks",
+        measures={PERPLEXITY.label: PERPLEXITY},
+        note="Token-level perplexity on unseen text, over all predictions.",
     ),
-    "summarization": (
-        "Summarization",
-        "Articles",
-        {one.label.split()[1]: one for one in SUMMARY_MEASURES},
+    "other_perplexity": _Task(
+        title="Perplexity on other text",
+        units="Blocks",
+        measures={OTHER_PERPLEXITY.label: OTHER_PERPLEXITY},
+        note="The same on a second text (task tfidf_other_ppl).",
     ),
-    "qa": (
-        "Question answering",
-        "Questions",
-        dict(zip(("Exact Match %", "F1 %"), ANSWER_MEASURES, strict=True)),
+    "summarization": _Task(
+        title="Summarization",
+        units="Articles",
+        measures={measure.label.split()[1]: measure for measure in SUMMARY_MEASURES},
+        note="CNN/DailyMail; means of F-measures in percent.",
     ),
-}
-_SCORED_NOTES = {
-    "perplexity": "Token-level perplexity on unseen text, over all predictions.",
-    "other_perplexity": "The same on a second text (task tfidf_other_ppl).",
-    "summarization": "CNN/DailyMail; means of F-measures in percent.",
-    "qa": "SQuAD v1.1, the best over each question's gold answers.",
+    "qa": _Task(
+        title="Question answering",
+        units="Questions",
+        measures=dict(zip(("Exact Match %", "F1 %"), ANSWER_MEASURES, strict=True)),
+        note="SQuAD v1.1, the best over each question's gold answers.",
+    ),
 }
 
 
@@ -89,29 +104,28 @@ def comparison_tables(
 ) -> list[Table]:
     """Make the tables of a comparison, the overview first; those without rows are left out."""
     probed = list(having_at_last(evaluations, LMS))
-    numbers: list[int] = []
+    probed_checkpoints: list[int] = []
     for _, _, having in probed:
-        numbers += list(having.index)
-    rows = _rows_of(results, evaluations.loc[numbers])
-    tables = [_memorization(results, probed, rows, footnotes)] if probed else []
-    scored = [
-        ({"Model": setting, "Objective": objective}, list(having.index))
-        for setting, objective, having in having_at_last(evaluations, PASSAGE_NLL)
-    ]
+        probed_checkpoints.extend(having.index)
+    rows = _rows_of(results, evaluations.loc[probed_checkpoints])
+    scored = []
+    for setting, objective, having in having_at_last(evaluations, PASSAGE_NLL):
+        labels = {"Model": setting, "Objective": objective}
+        scored.append((labels, list(having.index)))
     likelihoods = membership_table(results.scores, scored, footnotes)
-    tables += [likelihoods, *(_scores(results, evaluations, footnotes, name) for name in _SCORED)]
-    tables += [
-        _reductions(reductions, baseline, footnotes),
-        _equal_perplexity(evaluations, baseline),
-    ]
-    tables += [_spread(results, probed)] if probed else []
+    # Footnotes are numbered in the order in which the tables are made, the overview last.
+    tables = []
+    if probed:
+        tables.append(_memorization(results, probed, rows, footnotes))
+    tables.append(likelihoods)
+    tables += [_scores(results, evaluations, footnotes, name) for name in _TASKS]
+    tables.append(_reductions(reductions, baseline, footnotes))
+    tables.append(_equal_perplexity(evaluations, baseline))
+    if probed:
+        tables.append(_spread(results, probed))
     # With one prefix length, or one checkpoint, these would repeat the first table.
     if (rows.groupby(_KEYS)["prefix"].nunique() > 1).any():
-        frame = _recited(rows[rows["prefix"].notna()], "prefix")
-        frame["prefix"] = frame["prefix"].map(words.prompt_length)
-        columns = (*_WHO, ("Prefix length", "prefix", ""), *RECITED, CONTROLS, *NEAR_VERBATIM)
-        by_length = tabulate("by_prefix_length", "Memorization by prefix length", frame, columns)
-        tables.append(by_length.without_empty_columns())
+        tables.append(_by_prefix_length(rows))
     if (evaluations.groupby(_KEYS)["progress"].nunique() > 1).any():
         tables.append(_progress(results, evaluations))
     overview = _overview(
@@ -133,54 +147,44 @@ def _overview(
     """Show what each objective recites, and what it costs, each value with its interval in one
     cell.
     """
-    aucs = {(row["Model"], row["Objective"]): row for row in likelihoods.frame.to_dict("records")}
-    costs = {
-        row[:2]: row
-        for row in reductions[reductions["measure"] == PERPLEXITY.label].itertuples(index=False)
-    }
-    last = {
-        setting: at_last(own, LMS) for setting, own in evaluations.groupby("setting", sort=False)
-    }
+    aucs = {}
+    for likelihood in likelihoods.frame.to_dict("records"):
+        aucs[likelihood["Model"], likelihood["Objective"]] = likelihood
+    costs = {}
+    for cost in reductions[reductions["measure"] == PERPLEXITY.label].itertuples():
+        costs[cost.setting, cost.objective] = cost
+    last_of_setting = {}
+    for setting, of_setting in evaluations.groupby("setting", sort=False):
+        last_of_setting[setting] = at_last(of_setting, LMS)
+    # A row for each objective.
     rows = []
-    for (setting, objective), floor in floors.items():
-        shared = last[setting]
-        totals = unit_totals(shared[shared["objective"] == objective], VERBATIM)
-        excess = verbatim = cost = None
+    nums_units = []
+    for names, floor in floors.items():
+        setting, objective = names
+        last = last_of_setting[setting]
+        own = last[last["objective"] == objective]
+        excess = None
         if floor is not None:
+            nums_units.append(floor.excess.num_units)
             excess = words.cell(floor.difference, floor.excess, sign="+")
-        if totals is not None:
-            # With none of them, the interval is up to the binomial bound.
-            bound = (0.0, binomial_upper_bound(0, len(totals[0])))
-            ends = bootstrap_interval(VERBATIM.value, *totals)[:2] if totals[0].any() else bound
-            verbatim = words.cell(100 * VERBATIM.value(*totals), (100 * ends[0], 100 * ends[1]), 1)
-        one = costs.get((setting, objective))
-        if (
-            one is not None and (shared["progress"].isin((one.progress, 0))).all()
-        ):  # the price at the same checkpoint
-            cost = words.cell(-100 * one.reduction, (-100 * one.high, -100 * one.low), 1, "+")
-        auc = aucs.get((setting, objective))
-        detected = auc and words.cell(
-            auc["AUC"], (auc.get("AUC from", math.nan), auc.get("AUC to", math.nan))
-        )
-        shown = _shown(results, shared[shared["objective"] == objective].index)
-        further = recited.get((setting, objective))
+        price: str | None = "baseline"
+        if objective != baseline:
+            price = _price(costs.get(names), last)
         rows.append(
             (
                 setting,
                 objective,
-                further,
-                shown,
+                recited.get(names),
+                _shown(results, own.index),
                 excess,
-                verbatim,
-                detected,
-                "baseline" if objective == baseline else cost,
+                _verbatim(own),
+                _auc(aucs.get(names)),
+                price,
             )
         )
-    fewest = min(
-        (floor.excess.num_units for floor in floors.values() if floor is not None), default=0
-    )
-    num_seeds = evaluations.groupby(_KEYS)["run"].nunique().max()
-    headers = (
+    columns = (
+        "Model",
+        "Objective",
         "Recited further",
         "Shown the text",
         "Recited above chance",
@@ -188,17 +192,19 @@ def _overview(
         "Membership AUC",
         f"Perplexity against {baseline} (%)",
     )
-    caveats = [words.BOUND, *words.few_units(fewest)]
+    frame = pd.DataFrame(rows, columns=columns, dtype=object)
+    if frame["Shown the text"].isna().all():  # older results
+        frame = frame.drop(columns="Shown the text")
+    # What the table means, and its limits.
+    caveats = [words.BOUND, *words.few_units(min(nums_units, default=0))]
     if len(rows) > 1 + evaluations["setting"].nunique():
         caveats.append(
             "Verdicts are corrected for the number of comparisons of a model by Holm's method. "
             "Intervals are not: without any difference, one in twenty excludes 0."
         )
-    over = (
-        "not over seeds"
-        if num_seeds > 1
-        else "and one seed, which cannot separate an objective from its seed"
-    )
+    over = "and one seed, which cannot separate an objective from its seed"
+    if evaluations.groupby(_KEYS)["run"].nunique().max() > 1:
+        over = "not over seeds"
     notes = [
         "Recited further: training passages that are recited further than unseen text, if their "
         "number is not chance (hypergeometric tests, corrected by Holm's method), summed over "
@@ -210,11 +216,40 @@ def _overview(
         "looks more like training text by its loss than a held-out one; 0.5 is chance.",
         f"In brackets: 95 % intervals over passages and blocks, {over}.{footnotes.mark(*caveats)}",
     ]
-    frame = pd.DataFrame(rows, columns=["Model", "Objective", *headers], dtype=object)
-    table = Table("overview", "What each objective recites", frame, notes)
-    if frame["Shown the text"].isna().all():  # older results
-        table = replace(table, frame=frame.drop(columns="Shown the text"))
-    return table
+    return Table("overview", "What each objective recites", frame, notes)
+
+
+def _price(cost: Any, last: pd.DataFrame) -> str | None:
+    """Write in a cell how much higher the perplexity of an objective is, by its row of reductions;
+    None unless it is of the checkpoints that the table shows.
+    """
+    if cost is None or not last["progress"].isin((cost.progress, 0)).all():
+        return None
+    return words.cell(-100 * cost.reduction, (-100 * cost.high, -100 * cost.low), 1, "+")
+
+
+def _verbatim(evaluations: pd.DataFrame) -> str | None:
+    """Write the share of verbatim continuations in a cell."""
+    totals = unit_totals(evaluations, VERBATIM)
+    if totals is None:
+        return None
+    sums, counts = totals
+    if sums.any():
+        low, high, *_ = bootstrap_interval(VERBATIM.value, sums, counts)
+    else:
+        # With none of them, the interval is up to the binomial bound.
+        low = 0.0
+        high = binomial_upper_bound(0, len(sums))
+    share = VERBATIM.value(sums, counts)
+    return words.cell(100 * share, (100 * low, 100 * high), 1)
+
+
+def _auc(likelihood: Mapping[str, Any] | None) -> str | None:
+    """Write the AUC of a row of the table of likelihoods in a cell."""
+    if likelihood is None:
+        return None
+    interval = (likelihood.get("AUC from", math.nan), likelihood.get("AUC to", math.nan))
+    return words.cell(likelihood["AUC"], interval)
 
 
 def _tokens_in_words(results: Results, floors: Mapping[tuple[str, str], Floor | None]) -> str:
@@ -222,7 +257,8 @@ def _tokens_in_words(results: Results, floors: Mapping[tuple[str, str], Floor | 
     it is not known.
     """
     rates = results.scores.loc[results.scores["metric"] == "words_a_token", "value"]
-    largest = max((floor.difference for floor in floors.values() if floor is not None), default=0.0)
+    known = [floor.difference for floor in floors.values() if floor is not None]
+    largest = max(known, default=0.0)
     shown = words.about_words(largest, rates.mean()).removeprefix(", ")
     if largest < 1 or not shown:
         return ""
@@ -235,14 +271,21 @@ def recited_by_objective(
     """Setting and objective -> at the last shared checkpoint "23 of 24", over seeds; without those
     that are unknown.
     """
-    found = {}
+    texts = {}
     for setting, objective, having in having_at_last(evaluations, LMS):
-        counted = [recited_of_checkpoint(scores, at) for at in having.index]
-        known = [each for each in counted if each is not None]
-        if known and len(known) == len(counted):
-            number = sum(each.number for each in known)
-            found[setting, objective] = f"{number} of {sum(each.all.num_targets for each in known)}"
-    return found
+        number = 0
+        num_targets = 0
+        is_known = len(having) > 0
+        for checkpoint in having.index:
+            recited = recited_of_checkpoint(scores, checkpoint)
+            if recited is None:
+                is_known = False
+                break
+            number += recited.number
+            num_targets += recited.all.num_targets
+        if is_known:
+            texts[setting, objective] = f"{number} of {num_targets}"
+    return texts
 
 
 def recited_of_checkpoint(scores: pd.DataFrame, checkpoint: int) -> Recited | None:
@@ -250,22 +293,22 @@ def recited_of_checkpoint(scores: pd.DataFrame, checkpoint: int) -> Recited | No
     not known.
     """
     rows = scores[(scores["checkpoint"] == checkpoint) & (scores["unit"] != "")]
-    longest = rows[(rows["metric"] == "lms") & (rows["count"] == 1)].groupby(
-        ["kind", "unit"], observed=True
-    )["value"]
-    highest = longest.max()
-    if not {"target", "control"} <= set(highest.index.get_level_values("kind")):
+    # The longest LMS of each passage, over all of its prompts.
+    single_lms = rows[(rows["metric"] == "lms") & (rows["count"] == 1)]
+    longest = single_lms.groupby(["kind", "unit"], observed=True)["value"].max()
+    kinds = set(longest.index.get_level_values("kind"))
+    if not {"target", "control"} <= kinds:
         return None
-    injections = rows[(rows["metric"] == "num_injections") & (rows["kind"] == "target")].set_index(
-        "unit"
-    )["value"]
-    targets = highest["target"]
-    compared = rows[(rows["metric"] == "num_compared") & (rows["kind"] == "target")]
+    lms = longest["target"]
+    # How often each is in the training text, and with how many tokens its answers were compared;
+    # older results do not have the latter.
+    of_targets = rows[rows["kind"] == "target"]
+    injections = of_targets[of_targets["metric"] == "num_injections"].set_index("unit")["value"]
+    compared = of_targets[of_targets["metric"] == "num_compared"]
     lengths = compared.groupby(compared["unit"].astype(str))["value"].max()
-    table = pd.DataFrame({"lms": targets, "repeats": injections.reindex(targets.index)})
-    # Older results have none.
-    table["length"] = lengths.reindex(targets.index.astype(str)).fillna(np.inf).to_numpy()
-    return recited_further(table, highest["control"])
+    table = pd.DataFrame({"lms": lms, "repeats": injections.reindex(lms.index)})
+    table["length"] = lengths.reindex(lms.index.astype(str)).fillna(np.inf).to_numpy()
+    return recited_further(table, longest["control"])
 
 
 def unshown_objectives(results: Results, evaluations: pd.DataFrame) -> set[tuple[str, str]]:
@@ -274,7 +317,8 @@ def unshown_objectives(results: Results, evaluations: pd.DataFrame) -> set[tuple
     """
     unshown = set()
     for setting, objective, having in having_at_last(evaluations, LMS):
-        if any(positive_control_of(results, at).problem for at in having.index):
+        controls = [positive_control_of(results, checkpoint) for checkpoint in having.index]
+        if any(control.problem for control in controls):
             unshown.add((setting, objective))
     return unshown
 
@@ -283,143 +327,178 @@ def _shown(results: Results, checkpoints: Any) -> str | None:
     """Return what the positive controls of checkpoints read, as "22.1 of 48 tokens"; None if there
     are none.
     """
-    controls = [positive_control_of(results, at) for at in checkpoints]
-    if not controls or not any(each.answers for each in controls):
-        return None
     texts = []
-    for control in controls:
-        text = control.text if control.state == "shown" else control.state
-        if text not in texts:
-            texts.append(text)
-    return ", ".join(texts)
+    was_asked = False
+    for checkpoint in checkpoints:
+        control = positive_control_of(results, checkpoint)
+        was_asked = was_asked or bool(control.answers)
+        texts.append(control.text if control.state == "shown" else control.state)
+    if not was_asked:
+        return None
+    return ", ".join(dict.fromkeys(texts))
 
 
 def _rows_of(results: Results, evaluations: pd.DataFrame) -> pd.DataFrame:
     """Return the scores of evaluations, with their columns "setting", "objective", "progress" and
     an "order".
     """
-    named = evaluations.assign(order=evaluations.groupby(_KEYS, sort=False).ngroup())
-    rows = named[[*_KEYS, "progress", "order"]].join(
-        results.scores.set_index("checkpoint"), how="inner"
-    )
-    return rows.reset_index(names="checkpoint")
+    numbers = evaluations.groupby(_KEYS, sort=False).ngroup()
+    named = evaluations.assign(order=numbers)[[*_KEYS, "progress", "order"]]
+    scores = results.scores.set_index("checkpoint")
+    return named.join(scores, how="inner").reset_index(names="checkpoint")
 
 
 def _recited(rows: pd.DataFrame, *by: str) -> pd.DataFrame:
     """Average what is recited by setting, objective and more columns."""
-    averages = average_scores(rows.sort_values(["order", *by], kind="stable"), [*_KEYS, *by])
-    return averages.assign(verbatim_percent=100 * averages["verbatim"]).reset_index()
+    in_order = rows.sort_values(["order", *by], kind="stable")
+    averages = average_scores(in_order, [*_KEYS, *by])
+    averages["verbatim_percent"] = 100 * averages["verbatim"]
+    return averages.reset_index()
+
+
+def _by_prefix_length(rows: pd.DataFrame) -> Table:
+    frame = _recited(rows[rows["prefix"].notna()], "prefix")
+    frame["prefix"] = frame["prefix"].map(words.prompt_length)
+    columns = (*_WHO, Column("Prefix length", "prefix"), *RECITED, CONTROLS, *NEAR_VERBATIM)
+    table = tabulate("by_prefix_length", "Memorization by prefix length", frame, columns)
+    return table.without_empty_columns()
 
 
 def _memorization(
     results: Results, probed: _Groups, rows: pd.DataFrame, footnotes: Footnotes
 ) -> Table:
-    single = rows[rows["unit"] != ""]
-    caveats = _checkpoint_note(probed)
-    approximate = []
-    lost = []
-    for setting, objective, own in probed:
-        made = [results.checkpoints[at] for at in own.index]
-        approximate += [f"{setting}, {objective}"] if any(one.text_prompts for one in made) else []
-        num_lost = sum(one.lost_prompts for one in made)
-        if num_lost:
-            asked = (single["checkpoint"].isin(own.index) & (single["metric"] == "lms")).sum()
-            lost.append(f"{num_lost} of {asked} of {setting}, {objective}")
-    if approximate:
-        caveats.append(f"{'; '.join(approximate)}: {words.TEXT_PROMPTS}")
-    if lost:
-        caveats.append(
-            f"Prompts changed when converted to text ({'; '.join(lost)}), so the model saw tokens "
-            "that differ from training; `tfidf-tune eval` is exact."
-        )
-    lengths = [
-        str(words.prompt_length(length)) for length in sorted(set(single["prefix"].dropna()))
-    ]
-    asked_by = ""
-    if lengths:  # condensed records have averages over them
-        asked_by = (
-            " (prompts of "
-            f"{'their own lengths' if lengths == ['own'] else f'{joined(lengths)} tokens'})"
-        )
     frame = _recited(rows)
+    single = rows[rows["unit"] != ""]
+    targets = single[single["kind"] == "target"]
+    passages = targets.groupby("order")["unit"].nunique()
+    frame["Passages"] = passages.reindex(range(len(frame)), fill_value=0).tolist()
+    frame["Seeds"] = [len(having) for *_, having in probed]
+    caveats = _checkpoint_note(probed) + _prompt_caveats(results, probed, single)
+    asked_by = ""
+    lengths = sorted(set(single["prefix"].dropna()))
+    if lengths:  # condensed records have averages over them
+        shown = [str(words.prompt_length(length)) for length in lengths]
+        asked_by = f" (prompts of {joined(shown)} tokens)"
+        if shown == ["own"]:
+            asked_by = " (prompts of their own lengths)"
     notes = [
         f"Means and maxima over passages, prefix lengths and seeds{asked_by}. Prefix match and LMS "
         "are in tokens; Verbatim is the share of continuations that reproduce the rest of the "
         "passage; Control LMS is the average LMS of held-out passages, which is "
         f"chance.{footnotes.mark(*caveats)}"
     ]
-    notes += [words.NEAR_EXPLAINED] if frame["edit_distance"].notna().any() else []
-    targets = single[single["kind"] == "target"]
-    times = sorted(
-        set(targets.loc[targets["metric"] == "num_injections", "value"].astype(int)) - {0}
+    if frame["edit_distance"].notna().any():
+        notes.append(words.NEAR_EXPLAINED)
+    injections = targets["value"][targets["metric"] == "num_injections"]
+    repeats = sorted(set(injections.astype(int)) - {0})
+    if repeats:
+        times = " or ".join(str(number) for number in repeats)
+        notes.append(f"Each target occurs {times} times in the training text.")
+    columns = (
+        *_WHO,
+        *RECITED,
+        CONTROLS,
+        *NEAR_VERBATIM,
+        Column("Passages", "Passages"),
+        _SEEDS,
     )
-    notes += (
-        [f"Each target occurs {' or '.join(map(str, times))} times in the training text."]
-        if times
-        else []
-    )
-    passages = targets.groupby("order")["unit"].nunique()
-    frame["Passages"] = passages.reindex(range(len(frame)), fill_value=0).tolist()
-    frame["Seeds"] = [len(own) for *_, own in probed]
-    columns = (*_WHO, *RECITED, CONTROLS, *NEAR_VERBATIM, ("Passages", "Passages", ""), _SEEDS)
     # Among rows of several checkpoints or prefix lengths, the best would always be the first
     # checkpoint.
-    better: dict[str, Any] = {header: "lower" for header, *_ in (*RECITED, NEAR_VERBATIM[1])}
-    better[NEAR_VERBATIM[0][0]] = "higher"  # the distance
-    return tabulate(
-        "memorization", "Memorization", frame, columns, notes, better
-    ).without_empty_columns()
+    distance, subsequence, *_ = NEAR_VERBATIM
+    better: dict[str, Literal["lower", "higher"]] = {}
+    for column in (*RECITED, subsequence):
+        better[column.header] = "lower"
+    better[distance.header] = "higher"
+    table = tabulate("memorization", "Memorization", frame, columns, notes, better)
+    return table.without_empty_columns()
+
+
+def _prompt_caveats(results: Results, probed: _Groups, single: pd.DataFrame) -> list[str]:
+    """Say of which objectives prompts were sent as text, and how many changed by that."""
+    approximate = []
+    lost = []
+    for setting, objective, having in probed:
+        checkpoints = [results.checkpoints[number] for number in having.index]
+        if any(checkpoint.text_prompts for checkpoint in checkpoints):
+            approximate.append(f"{setting}, {objective}")
+        num_lost = sum(checkpoint.lost_prompts for checkpoint in checkpoints)
+        if num_lost:
+            is_asked = single["checkpoint"].isin(having.index) & (single["metric"] == "lms")
+            lost.append(f"{num_lost} of {is_asked.sum()} of {setting}, {objective}")
+    caveats = []
+    if approximate:
+        caveats.append(f"{'; '.join(approximate)}: {words.TEXT_PROMPTS}")
+    if lost:
+        caveats.append(
+            f"Prompts changed when converted to text ({'; '.join(lost)}), so the model saw tokens "
+            f"that differ from training; `tfidf-tune eval` is exact."
+        )
+    return caveats
 
 
 def _progress(results: Results, evaluations: pd.DataFrame) -> Table:
-    measures = [measure for measure in COMPARED if measure.kind != "target"]
     frame = _recited(_rows_of(results, evaluations), "progress")
-    at = dict(list(evaluations.groupby([*_KEYS, "progress"])))
-    own = [at[keys] for keys in frame[[*_KEYS, "progress"]].itertuples(index=False, name=None)]
-    for measure in measures:
-        frame[measure.label] = [value_of(one, measure) for one in own]
-    frame["Seeds"] = list(map(len, own))
-    columns = [*_WHO, ("Progress %", "progress", ""), *RECITED, CONTROLS, *NEAR_VERBATIM]
-    columns += [*((measure.label, measure.label, ".2f") for measure in measures), _SEEDS]
+    columns = [
+        *_WHO,
+        Column("Progress %", "progress"),
+        *RECITED,
+        CONTROLS,
+        *NEAR_VERBATIM,
+    ]
+    # The measures of other tasks, over the evaluations of each row.
+    by_row = dict(list(evaluations.groupby([*_KEYS, "progress"])))
+    keys = frame[[*_KEYS, "progress"]].itertuples(index=False, name=None)
+    groups = [by_row[key] for key in keys]
+    for measure in COMPARED:
+        if measure.kind != "target":
+            frame[measure.label] = [value_of(group, measure) for group in groups]
+            columns.append(Column(measure.label, measure.label, ".2f"))
+    frame["Seeds"] = [len(group) for group in groups]
+    columns.append(_SEEDS)
     return tabulate("progress", "Every checkpoint", frame, columns).without_empty_columns()
 
 
 def _spread(results: Results, probed: _Groups) -> Table:
     scores = results.scores
-    lms = scores[
-        (scores["metric"] == "lms") & (scores["kind"] == "target") & (scores["unit"] != "")
-    ]
-    rows: list[tuple[Any, ...]] = []
+    is_of_target = (scores["kind"] == "target") & (scores["unit"] != "")
+    lms = scores[is_of_target & (scores["metric"] == "lms")]
+    rows = []
     for setting, objective, having in probed:
-        own = lms[lms["checkpoint"].isin(having.index)]
+        low = math.nan
+        high = math.nan
         totals = unit_totals(having, LMS)
-        ends = (
-            (math.nan, math.nan) if totals is None else bootstrap_interval(LMS.value, *totals)[:2]
-        )
-        seeds = [value_of(having.loc[[at]], LMS) for at in having.index]
-        # Means have no quantiles.
-        values = own["value"] if (own["count"] == 1).all() else own["value"].iloc[:0]
-        quantiles = values.quantile(0.5), values.quantile(0.9), values.max()
+        if totals is not None:
+            low, high, *_ = bootstrap_interval(LMS.value, *totals)
+        seeds = [value_of(having.loc[[number]], LMS) for number in having.index]
+        rows_of_objective = lms[lms["checkpoint"].isin(having.index)]
+        values = rows_of_objective["value"]
+        if not (rows_of_objective["count"] == 1).all():
+            values = values.iloc[:0]  # means have no quantiles
         rows.append(
-            (
-                setting,
-                objective,
-                value_of(having, LMS),
-                *ends,
-                *quantiles,
-                min(seeds),
-                max(seeds),
-                len(seeds),
-            )
+            {
+                "Model": setting,
+                "Objective": objective,
+                LMS.label: value_of(having, LMS),
+                "From": low,
+                "To": high,
+                "Median": values.quantile(0.5),
+                "90th percentile": values.quantile(0.9),
+                "Max": values.max(),
+                "Lowest seed": min(seeds),
+                "Highest seed": max(seeds),
+                "Seeds": len(seeds),
+            }
         )
     formats = {
-        **dict.fromkeys((LMS.label, "From", "To"), ".2f"),
+        LMS.label: ".2f",
+        "From": ".2f",
+        "To": ".2f",
         "Median": ".1f",
         "90th percentile": ".1f",
-        "Max": "",
+        "Lowest seed": ".2f",
+        "Highest seed": ".2f",
     }
-    formats |= {"Lowest seed": ".2f", "Highest seed": ".2f", "Seeds": ""}
-    frame = pd.DataFrame(rows, columns=["Model", "Objective", *formats])
+    frame = pd.DataFrame(rows)
     notes = [
         "From and To: 95 % interval of the average, from resampling passages. Median and "
         "percentile are over passages, prefix lengths and seeds."
@@ -427,79 +506,98 @@ def _spread(results: Results, probed: _Groups) -> Table:
     if (frame["Seeds"] > 1).any():
         notes.append("Lowest and highest seed: the average LMS of a single run.")
     else:
-        frame = frame.iloc[:, :-3]
+        frame = frame.drop(columns=["Lowest seed", "Highest seed", "Seeds"])
     return Table("lms_spread", "How the LMS varies", frame, notes, formats)
 
 
 def _scores(results: Results, evaluations: pd.DataFrame, footnotes: Footnotes, name: str) -> Table:
-    title, units, measures = _SCORED[name]
-    first, *_ = measures.values()
+    task = _TASKS[name]
+    headers = list(task.measures)
+    first = task.measures[headers[0]]
     groups = list(having_at_last(evaluations, first))
     rows = []
     caveats = _checkpoint_note(groups)
     for setting, objective, having in groups:
-        values = (value_of(having, measure) for measure in measures.values())
-        rows.append((setting, objective, *values, len(having[first.label].iloc[0][1]), len(having)))
-        made = [results.checkpoints[at] for at in having.index]
-        scores = results.scores[results.scores["checkpoint"].isin(having.index)]
-        if first == PERPLEXITY and (lost := sum(one.lost_blocks for one in made)):
-            caveats.append(
-                f"{setting}, {objective}: {lost} of {(scores['kind'] == 'block').sum()} blocks "
-                "changed when converted to text, so different tokens were predicted."
-            )
-        summaries = scores.loc[scores["metric"] == "bertscore_f1", "value"]
-        if first.kind == "article" and (missing := int(summaries.isna().sum())):
-            causes: dict[str, None] = {}
-            for checkpoint in made:
-                causes |= dict.fromkeys(text.rstrip(".") for text in checkpoint.bertscore_missing)
-            reasons = "; ".join(causes)
-            caveats.append(
-                f"{setting}, {objective}: BERTScore-F1 is missing for {missing} of "
-                f"{len(summaries)} summaries: {reasons}."
-            )
-    frame = pd.DataFrame(rows, columns=["Model", "Objective", *measures, units, "Seeds"])
-    better: dict[str, Any] = dict.fromkeys(measures, "lower" if first.exponential else "higher")
-    notes = [f"{_SCORED_NOTES[name]}{footnotes.mark(*caveats)}"] if rows else []
-    return Table(name, title, frame, notes, dict.fromkeys(measures, ".2f"), better)
+        _, counts = having[first.label].iloc[0]
+        row: dict[str, Any] = {"Model": setting, "Objective": objective}
+        for header, measure in task.measures.items():
+            row[header] = value_of(having, measure)
+        row[task.units] = len(counts)
+        row["Seeds"] = len(having)
+        rows.append(row)
+        caveats += _score_caveats(results, f"{setting}, {objective}", having.index, first)
+    frame = pd.DataFrame(rows, columns=["Model", "Objective", *headers, task.units, "Seeds"])
+    notes = []
+    if rows:
+        notes.append(f"{task.note}{footnotes.mark(*caveats)}")
+    end: Literal["lower", "higher"] = "lower" if first.exponential else "higher"
+    better = dict.fromkeys(headers, end)
+    return Table(name, task.title, frame, notes, dict.fromkeys(headers, ".2f"), better)
+
+
+def _score_caveats(
+    results: Results, name: str, numbers: Sequence[int], measure: Measure
+) -> list[str]:
+    """Say what is missing of a measure of checkpoints: blocks that changed, and BERTScores."""
+    checkpoints = [results.checkpoints[number] for number in numbers]
+    scores = results.scores[results.scores["checkpoint"].isin(numbers)]
+    caveats = []
+    num_lost = sum(checkpoint.lost_blocks for checkpoint in checkpoints)
+    if measure == PERPLEXITY and num_lost:
+        num_blocks = (scores["kind"] == "block").sum()
+        caveats.append(
+            f"{name}: {num_lost} of {num_blocks} blocks changed when converted to text, so "
+            f"different tokens were predicted."
+        )
+    summaries = scores["value"][scores["metric"] == "bertscore_f1"]
+    num_missing = int(summaries.isna().sum())
+    if measure.kind == "article" and num_missing:
+        reasons: dict[str, None] = {}
+        for checkpoint in checkpoints:
+            for reason in checkpoint.bertscore_missing:
+                reasons[reason.rstrip(".")] = None
+        caveats.append(
+            f"{name}: BERTScore-F1 is missing for {num_missing} of {len(summaries)} summaries: "
+            f"{'; '.join(reasons)}."
+        )
+    return caveats
 
 
 def _checkpoint_note(groups: _Groups) -> list[str]:
     """Say where the last checkpoint is not the end of training."""
-    last = {
-        setting: having["progress"].iloc[0]
-        for setting, objective, having in groups
-        if objective != START
-    }
-    where = ", ".join(
-        f"{name} at {progress} %" for name, progress in last.items() if progress < 100
-    )
-    shared = (
-        "Not the end of training, but the last checkpoint that all runs of the model share: "
-        f"{where}."
-    )
-    return [shared] if where else []
+    last = {}
+    for setting, objective, having in groups:
+        if objective != START:
+            last[setting] = having["progress"].iloc[0]
+    early = [f"{setting} at {progress} %" for setting, progress in last.items() if progress < 100]
+    if not early:
+        return []
+    return [
+        f"Not the end of training, but the last checkpoint that all runs of the model share: "
+        f"{', '.join(early)}."
+    ]
 
 
 def _reductions(reductions: pd.DataFrame, baseline: str, footnotes: Footnotes) -> Table:
-    frame = reductions.assign(
-        **{name: 100 * reductions[name] for name in ("reduction", "low", "high")}
-    )
+    frame = reductions.copy()
+    for name in ("reduction", "low", "high"):
+        frame[name] = 100 * reductions[name]
     columns = (
         *_WHO,
-        ("Measure", "measure", ""),
-        (baseline, "baseline", ".2f"),
-        ("Value", "other", ".2f"),
-        ("Reduction %", "reduction", ".1f"),
-        ("From %", "low", ".1f"),
-        ("To %", "high", ".1f"),
-        ("p (Holm)", "p_value", ".4f"),
-        ("Significant", "significant", ""),
-        ("Progress %", "progress", ""),
+        Column("Measure", "measure"),
+        Column(baseline, "baseline", ".2f"),
+        Column("Value", "other", ".2f"),
+        Column("Reduction %", "reduction", ".1f"),
+        Column("From %", "low", ".1f"),
+        Column("To %", "high", ".1f"),
+        Column("p (Holm)", "p_value", ".4f"),
+        Column("Significant", "significant"),
+        Column("Progress %", "progress"),
     )
     caveats = []
-    for number in reductions["num_units"].unique():
-        caveats += words.few_units(number)
-    explanation = (
+    for num_units in reductions["num_units"].unique():
+        caveats += words.few_units(num_units)
+    notes = [
         f"Reduction: ({baseline} - value) / {baseline}; negative where the objective is higher, "
         "which is better for summaries and answers. From and To: 95 % percentile-bootstrap "
         f"interval of {NUM_RESAMPLES:,} resamples, paired between the objectives: by passage (its "
@@ -508,18 +606,14 @@ def _reductions(reductions: pd.DataFrame, baseline: str, footnotes: Footnotes) -
         "comparisons of the model by Holm's method. Significant: the interval excludes 0 and p is "
         f"below 0.05. With fewer than {MIN_UNITS} units there is no "
         f"verdict.{footnotes.mark(*caveats)}"
-    )
-    notes = [
-        f"{one.setting}, {one.objective}, {one.measure}: no interval, {words.why_no_interval(one)}."
-        for one in reductions[reductions["low"].isna()].itertuples()
     ]
-    return tabulate(
-        "reductions",
-        f"Relative reductions against {baseline}",
-        frame,
-        columns,
-        (explanation, *notes),
-    )
+    without_interval = reductions[reductions["low"].isna()]
+    notes += [
+        f"{row.setting}, {row.objective}, {row.measure}: no interval, {words.why_no_interval(row)}."
+        for row in without_interval.itertuples()
+    ]
+    title = f"Relative reductions against {baseline}"
+    return tabulate("reductions", title, frame, columns, notes)
 
 
 def _equal_perplexity(evaluations: pd.DataFrame, baseline: str) -> Table:
@@ -532,29 +626,27 @@ def _equal_perplexity(evaluations: pd.DataFrame, baseline: str) -> Table:
         "told from theirs, with the upper ends of the intervals of the differences."
     ]
     spans: list[str | None] = []
-    for one in frame.itertuples():
-        if math.isnan(one.before):
-            ends = words.span(one.lowest, one.highest, decimals=2)
-            notes.append(f"{one.setting}, {one.objective}: out of range, {baseline} has {ends}.")
-        spans.append(
-            None if math.isnan(one.before) else words.span(one.before, one.after, decimals=0)
-        )
+    for row in frame.itertuples():
+        if math.isnan(row.before):
+            ends = words.span(row.lowest, row.highest, decimals=2)
+            notes.append(f"{row.setting}, {row.objective}: out of range, {baseline} has {ends}.")
+            spans.append(None)
+        else:
+            spans.append(words.span(row.before, row.after, decimals=0))
+    frame["span"] = spans
     columns = (
         *_WHO,
-        ("Perplexity", "perplexity", ".2f"),
-        (f"{baseline} at %", "span", ""),
-        *((f"{baseline} LMS {end}", f"lms_{end}", ".2f") for end in ("before", "after")),
-        ("Interpolated", "interpolated", ".2f"),
-        (LMS.label, "lms", ".2f"),
-        ("Recites", "recited", ""),
-        ("Bound", "floor_bound", ".2f"),
-        (f"{baseline} bound", "baseline_floor_bound", ".2f"),
-        ("Progress %", "progress", ""),
+        Column("Perplexity", "perplexity", ".2f"),
+        Column(f"{baseline} at %", "span"),
+        Column(f"{baseline} LMS before", "lms_before", ".2f"),
+        Column(f"{baseline} LMS after", "lms_after", ".2f"),
+        Column("Interpolated", "interpolated", ".2f"),
+        Column(LMS.label, "lms", ".2f"),
+        Column("Recites", "recited"),
+        Column("Bound", "floor_bound", ".2f"),
+        Column(f"{baseline} bound", "baseline_floor_bound", ".2f"),
+        Column("Progress %", "progress"),
     )
-    return tabulate(
-        "equal_perplexity",
-        f"At equal perplexity, against {baseline}",
-        frame.assign(span=spans),
-        columns,
-        notes,
-    ).without_empty_columns()
+    title = f"At equal perplexity, against {baseline}"
+    table = tabulate("equal_perplexity", title, frame, columns, notes)
+    return table.without_empty_columns()

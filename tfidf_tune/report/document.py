@@ -227,12 +227,12 @@ def finite(value: Value) -> Value:
 
 
 def _plain(value: Any, number_format: str | None) -> Value:
+    plain: Value = value
     if pd.isna(value):
-        return None
-    # Grouping makes floats of integers: without a format, a whole number is an integer again.
-    if isinstance(value, float) and not number_format and value.is_integer():
-        return int(value)
-    return value
+        plain = None
+    elif isinstance(value, float) and not number_format and value.is_integer():
+        plain = int(value)  # grouping makes floats of integers
+    return plain
 
 
 def _csv_cell(value: Value) -> Value:

@@ -168,7 +168,7 @@ def legend_above(figure: "Drawing", panels: Sequence["Axes"], dashed: str = "") 
     """Draw one legend above all panels; the entry of the dashed lines, if there are any, is grey
     and the last.
     """
-    handles = {}
+    handles: dict[str, Any] = {}
     for axes in panels:
         handles_of_panel, labels = axes.get_legend_handles_labels()
         handles.update(zip(labels, handles_of_panel, strict=True))

@@ -1,6 +1,6 @@
 """The floor of recitation: the LMS that held-out passages reach by chance."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tfidf_tune.probe.membership_scores import Floats
 from tfidf_tune.results.intervals import Interval, bootstrap_interval
@@ -29,7 +29,7 @@ class Floor(NamedTuple):
 def floor_of(targets: Floats, controls: Floats) -> Floor:
     """Compare the average LMS of passages: targets ``[n]`` and controls ``[m]``."""
 
-    def difference(targets: Floats, controls: Floats, axis: int = -1) -> Floats:
+    def difference(targets: Floats, controls: Floats, axis: int = -1) -> Any:
         return targets.mean(axis) - controls.mean(axis)
 
     excess = bootstrap_interval(difference, targets, controls, paired=False)

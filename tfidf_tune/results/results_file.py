@@ -44,10 +44,9 @@ def write_results(results: Results, file: str | Path) -> None:
         index = units.setdefault(tuple(rows["unit"]), len(units))
         length = None if math.isnan(prefix) else int(prefix)
         values = [_plain(value) for value in rows["value"]]
-        counts: int | list[int] = [int(count) for count in rows["count"]]
-        if len(set(counts)) == 1:
-            counts = counts[0]
-        lines[number]["scores"].append([metric, kind, length, index, values, counts])
+        counts = [int(count) for count in rows["count"]]
+        written_counts = counts[0] if len(set(counts)) == 1 else counts
+        lines[number]["scores"].append([metric, kind, length, index, values, written_counts])
     header = {
         "format": _FORMAT,
         "checkpoints": len(lines),
