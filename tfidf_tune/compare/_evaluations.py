@@ -128,8 +128,8 @@ def evaluation_table(results: Results, *, baseline: str | None = None) -> tuple[
         for run in trained.values():
             present = f"only {run.folder} ({run.setting}, {run.objective})"
         raise ValueError(
-            f"nothing to compare: there is {present}; for a single model use "
-            f"`tfidf-tune probe audit`"
+            f"nothing to compare: there is {present}; for a single model use `tfidf-tune probe "
+            "audit`"
         )
     objectives, table = comparable_runs(results, baseline)
     totals = totals_by_unit(results.scores)
@@ -250,16 +250,16 @@ def _require_comparable(checkpoints: Sequence[Checkpoint]) -> None:
         if is_other_run or names in evaluated:
             raise ValueError(
                 f"two runs are both {checkpoint.title}: leave out one of the files or folders that "
-                f"have them"
+                "have them"
             )
         evaluated.add(names)
         for what, digest in checkpoint.asked.items():
             first = first_asked.setdefault((checkpoint.model, what), checkpoint)
             if first.asked[what] != digest:
                 raise ValueError(
-                    f"{first.title}, {first.progress} % ({first.folder}) and "
-                    f"{checkpoint.title}, {checkpoint.progress} % ({checkpoint.folder}) cannot be "
-                    f"compared, their {what} differ: evaluate both in the same way"
+                    f"{first.title}, {first.progress} % ({first.folder}) and {checkpoint.title}, "
+                    f"{checkpoint.progress} % ({checkpoint.folder}) cannot be compared, their "
+                    f"{what} differ: evaluate both in the same way"
                 )
 
 
@@ -279,7 +279,7 @@ def _require_same_bos(results: Results) -> None:
             raise ValueError(
                 f"{with_bos.title} ({with_bos.folder}) was evaluated with BOS before each prompt, "
                 f"and {without.title} ({without.folder}) without: evaluate both with the same "
-                f"bos=true or bos=false"
+                "bos=true or bos=false"
             )
 
 

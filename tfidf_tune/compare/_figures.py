@@ -86,8 +86,8 @@ def comparison_figures(results: Results, evaluations: pd.DataFrame) -> list[Figu
                 name="lms_progress",
                 title="Average LMS against training progress",
                 figure=lms_progress(curves),
-                caption="Average LMS of the injected passages at each checkpoint. Dashed: "
-                "held-out passages, what fluency reaches by chance. Lower is better.",
+                caption="Average LMS of the injected passages at each checkpoint. Dashed: held-out "
+                "passages, what fluency reaches by chance. Lower is better.",
             )
         )
     return figures + _distributions(results, evaluations)
@@ -117,8 +117,8 @@ def _distributions(results: Results, evaluations: pd.DataFrame) -> list[Figure]:
                 name=name,
                 title=title,
                 figure=lms_distribution(lms),
-                caption="The share of continuations whose longest memorized substring has at "
-                "least so many tokens, over passages, prefix lengths and seeds. Dashed: held-out "
+                caption="The share of continuations whose longest memorized substring has at least "
+                "so many tokens, over passages, prefix lengths and seeds. Dashed: held-out "
                 "passages.",
             )
         )

@@ -16,7 +16,6 @@ from tfidf_tune.compare._evaluations import (
 )
 from tfidf_tune.compare._figures import comparison_figures
 from tfidf_tune.compare._tables import comparison_tables, recited_by_objective, unshown_objectives
-from tfidf_tune.probe.run_identity import START
 from tfidf_tune.report.document import Example, Footnotes, Report, Table, joined
 from tfidf_tune.results.examples import recitation_examples
 from tfidf_tune.results.floor import Floor
@@ -252,8 +251,8 @@ def _unequal_steps_clause(results: Results) -> str:
         listed = joined(f"{objective} {number}" for objective, number in numbers)
         clauses += (
             f" The runs of {setting} had other numbers of sequences in a training step ({listed}), "
-            f"so that they took other numbers of steps, and a difference need not come from the "
-            f"objective."
+            "so that they took other numbers of steps, and a difference need not come from the "
+            "objective."
         )
     return clauses
 

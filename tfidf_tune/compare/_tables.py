@@ -15,7 +15,6 @@ from tfidf_tune.compare._evaluations import (
     unit_totals,
     value_of,
 )
-from tfidf_tune.probe.run_identity import START
 from tfidf_tune.report.document import Column, Footnotes, Table, joined, tabulate
 from tfidf_tune.results import wording as words
 from tfidf_tune.results.floor import Floor
@@ -431,7 +430,7 @@ def _prompt_caveats(results: Results, probed: _Groups, single: pd.DataFrame) -> 
     if lost:
         caveats.append(
             f"Prompts changed when converted to text ({'; '.join(lost)}), so the model saw tokens "
-            f"that differ from training; `tfidf-tune eval` is exact."
+            "that differ from training; `tfidf-tune eval` is exact."
         )
     return caveats
 
@@ -547,7 +546,7 @@ def _score_caveats(
         num_blocks = (scores["kind"] == "block").sum()
         caveats.append(
             f"{name}: {num_lost} of {num_blocks} blocks changed when converted to text, so "
-            f"different tokens were predicted."
+            "different tokens were predicted."
         )
     summaries = scores["value"][scores["metric"] == "bertscore_f1"]
     num_missing = int(summaries.isna().sum())
@@ -573,7 +572,7 @@ def _checkpoint_note(groups: _Groups) -> list[str]:
     if not early:
         return []
     return [
-        f"Not the end of training, but the last checkpoint that all runs of the model share: "
+        "Not the end of training, but the last checkpoint that all runs of the model share: "
         f"{', '.join(early)}."
     ]
 

@@ -53,8 +53,8 @@ def html_page(report: Report, section: str | None = None, **context: Any) -> str
         scripts.append(script)
         hashes.append(f"'sha256-{_base64(digest)}'")
     policy = (
-        f"default-src 'none'; script-src {' '.join(hashes)}; style-src 'unsafe-inline'; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {' '.join(hashes)}; style-src 'unsafe-inline'; img-src "
+        "data:; base-uri 'none'; form-action 'none'"
     )
     page = _TEMPLATES.get_template("page.html")
     return page.render(context, report=report, section=section, policy=policy, scripts=scripts)
@@ -146,25 +146,15 @@ def _marked(text: str, report: Report) -> Markup:
 
 
 def _text_columns(table: Table) -> set[int]:
-    """Return the numbers of the columns that have a text."""
-    columns = set()
-    for row in table.rows:
-        for column, value in enumerate(row):
-            if isinstance(value, str):
-                columns.add(column)
-    return columns
-
-
-def _text_base64(text: str) -> str:
-    return _base64(text.encode())
-
-
-def _text_columns(table: Table) -> set[int]:
     """Return the numbers of the columns that hold text."""
     columns = set()
     for row in table.rows:
         columns |= {number for number, value in enumerate(row) if isinstance(value, str)}
     return columns
+
+
+def _text_base64(text: str) -> str:
+    return _base64(text.encode())
 
 
 _TEMPLATES = jinja2.Environment(

@@ -248,7 +248,9 @@ def _with_scores(
     for kind, unit in sorted(with_eos):
         rows += _rows(kind, unit, {"has_eos": 1.0})
     # What is known of the model.
-    rows += _rows("model", "", {"words_a_token": _words_a_token(samples)})
+    rate = _words_a_token(samples)
+    if not math.isnan(rate):
+        rows += _rows("model", "", {"words_a_token": rate})
     if sizes:
         rows += _rows("model", "", {"vocab_size": max(sizes)})
     for bos in bos_settings:
@@ -351,7 +353,7 @@ def _named_runs(runs: Sequence[Checkpoint]) -> list[Checkpoint]:
         if first is not run:
             raise ValueError(
                 f"{first.folder} and {run.folder} are both {run.title}: leave one out, or label "
-                f"them as OBJECTIVE=FOLDER"
+                "them as OBJECTIVE=FOLDER"
             )
     return list(distinct.values())
 
@@ -411,7 +413,7 @@ def _split_label(text: str) -> tuple[str | None, Path]:
     _, meant = readings[:2][-1]  # what follows the first "=", else the whole text
     raise FileNotFoundError(
         f"there is no folder {meant}: give a run's folder, one with lm_eval's output, or "
-        f"OBJECTIVE=FOLDER"
+        "OBJECTIVE=FOLDER"
     )
 
 
@@ -433,7 +435,7 @@ def _results_below(folder: Path, label: str | None) -> Iterator[tuple[Path, _Res
     if is_empty:
         raise FileNotFoundError(
             f"no results of our tasks below {folder} ({len(files)} results files): evaluate by "
-            f"`tfidf-tune eval` with --log_samples and --output_path"
+            "`tfidf-tune eval` with --log_samples and --output_path"
         )
 
 
