@@ -10,7 +10,7 @@ first and last few words, and is longer than it is said to be.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from heapq import nlargest
@@ -62,11 +62,13 @@ def measured_bytes_of_token(
     tokenizer: TextTokenizer, files: Sequence[str], read: ReadTexts
 ) -> float:
     """Return the bytes of a token on average, in the first documents of files."""
-    num_bytes = num_tokens = 0
+    num_bytes = 0
+    num_tokens = 0
     for file in files[:_SAMPLE_FILES]:
-        texts = [text[:_SAMPLE_CHARACTERS] for _, text in islice(read(file), _SAMPLE_DOCUMENTS)]
+        first_documents = islice(read(file), _SAMPLE_DOCUMENTS)
+        texts = [text[:_SAMPLE_CHARACTERS] for _, text in first_documents]
         num_bytes += sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
-        num_tokens += sum(map(len, encode_texts(tokenizer, texts)))
+        num_tokens += sum(len(ids) for ids in encode_texts(tokenizer, texts))
     return num_bytes / num_tokens if num_tokens else BYTES_OF_TOKEN
 
 
@@ -189,8 +191,9 @@ def _documents(
     """Yield the documents of a file that are not empty."""
     removed, sizes = clusters_of_file(clusters, rank)
     for number, (place, text) in enumerate(read(files[rank])):
-        if text.strip():
-            yield _Document(place, text.strip(), number not in removed, sizes.get(number, 1))
+        text = text.strip()
+        if text:
+            yield _Document(place, text, number not in removed, sizes.get(number, 1))
 
 
 def _kept_texts(documents: Callable[[int], Iterator[_Document]], rank: int) -> Iterator[str]:
@@ -229,63 +232,38 @@ def find_repeated_text(
     """
     runner = runner or TaskRunner()
     read = read or partial(texts_of_rows, column="text", sample_by="line")
+    # First the documents that are copies, by each definition.
     near = find_copies(files, work / "near", USUAL, read, runner, "near copies")
     differing = find_copies(
         files, work / "differing", DIFFERING, read, runner, "copies that differ"
     )
-    exact_copies = tuned_copies = 0
+    exact_copies = 0
+    tuned_copies = 0
     if not for_advice:
-        exact = find_copies(
-            files, work / "exact", Deduplication("exact"), read, runner, "equal documents"
-        )
+        equal = Deduplication("exact")
+        exact = find_copies(files, work / "exact", equal, read, runner, "equal documents")
         tuned = find_copies(files, work / "tuned", TUNED, read, runner, "distant copies")
         exact_copies = _num_removed(exact, len(files))
         tuned_copies = _num_removed(tuned, len(files))
-    if not bytes_of_token:
-        bytes_of_token = BYTES_OF_TOKEN
+    # Then an index of the windows of the documents that stay without near copies.
+    bytes_of_token = bytes_of_token or BYTES_OF_TOKEN
     shortest = LEAST_TOKENS * bytes_of_token
-    num_bytes = round(shortest * _WINDOW)
     documents = partial(_documents, files, near, read)
-    index = WindowIndex(
-        tuple(files),
-        partial(_kept_texts, documents),
-        work,
-        num_bytes=num_bytes,
-        longest_word=min(
-            _LONGEST_WORD, max(1, round(shortest - num_bytes) // windows.window_spacing(num_bytes))
-        ),
-        near=False,
-        num_shared_bytes=1,
-    )
+    index = _index_of_kept(files, documents, work, shortest)
     built = windows.build(index, np.zeros(0, np.uint64), runner)
+    num_kept = built.counts["documents"]
     groups = built.groups[np.argsort(built.groups["key"], kind="stable")]
     # Windows in so many documents are counted by document; others cannot be in a tenth of the
     # documents.
-    frequent = np.flatnonzero(groups["count"] > LARGE_SHARE * built.counts["documents"])
+    frequent = np.flatnonzero(groups["count"] > LARGE_SHARE * num_kept)
     with atomic_file(work / "groups.npy") as path, path.open("wb") as file:
         np.save(file, groups)
+    # A task for each file finds its stretches.
     measure = partial(_measure, index, documents, frequent, round(shortest * _FOUND), tokenizer)
     runner.run([measure], work / "measured", len(files), "Measuring stretches")
-    parts = [
-        json.loads((work / f"measured-{rank:06d}.json").read_text(encoding="utf-8"))
-        for rank in range(len(files))
-    ]
-    counts: Counter[str] = Counter()
-    num_with: Counter[int] = Counter()
-    for part in parts:
-        counts.update(part["counts"])
-        num_with.update({int(group): number for group, number in part["documents_with"].items()})
-    # A frame stands in more than a tenth of the documents that are left without copies.
-    num_in_frame = LARGE_SHARE * built.counts["documents"]
-    frames: list[Stretch] = []
-    stretches: list[_Found] = []
-    groups_of_documents: list[Stretch] = []
-    for part in parts:
-        frequent_stretches = _named([_Found(*fields) for fields in part["frequent"]], num_with)
-        frames += [each for each in frequent_stretches if (each.documents or 0) > num_in_frame]
-        stretches += [_Found(*fields) for fields in part["largest"]]
-        groups_of_documents += [Stretch(*fields) for fields in part["documents"]]
-    largest = nlargest(_NUM_LARGEST, stretches, key=_copied)
+    measured = _read_measured(work / f"measured-{rank:06d}.json" for rank in range(len(files)))
+    counts = measured.counts
+    largest = nlargest(_NUM_LARGEST, measured.largest, key=_copied)
     return RepeatedText(
         documents=counts["documents"],
         words=counts["words"],
@@ -297,19 +275,31 @@ def find_repeated_text(
         tuned_copies=tuned_copies,
         copied_bytes=counts["bytes_of_copies"] + counts["copied_bytes"],
         copied_bytes_inside=counts["copied_bytes"],
-        by_copies=[
-            NumberOfCopies(
-                (1 << level - 1) + 1,
-                1 << level,
-                counts[f"stretches {level}"],
-                counts[f"copied {level}"],
-            )
-            for level in range(1, 33)
-            if counts[f"stretches {level}"]
-        ],
-        largest_documents=nlargest(_NUM_LARGEST, groups_of_documents, key=_copied),
-        largest_stretches=_named(largest, num_with),
-        frames=nlargest(_NUM_LARGEST, frames, key=_bytes_in_documents),
+        by_copies=_by_copies(counts),
+        largest_documents=nlargest(_NUM_LARGEST, measured.documents, key=_copied),
+        largest_stretches=_named(largest, measured.documents_with),
+        frames=_frames(measured, num_kept),
+    )
+
+
+def _index_of_kept(
+    files: Sequence[str],
+    documents: Callable[[int], Iterator[_Document]],
+    work: Path,
+    shortest: float,
+) -> WindowIndex:
+    """Return an index, still empty, for stretches of ``shortest`` bytes in documents that stay."""
+    num_bytes = round(shortest * _WINDOW)
+    # A stretch holds a whole window if it has room for a window and for the words to its start.
+    room = round(shortest - num_bytes) // windows.window_spacing(num_bytes)
+    return WindowIndex(
+        tuple(files),
+        partial(_kept_texts, documents),
+        work,
+        num_bytes=num_bytes,
+        longest_word=min(_LONGEST_WORD, max(1, room)),
+        near=False,
+        num_shared_bytes=1,
     )
 
 
@@ -340,16 +330,59 @@ def _copied(found: Stretch | _Found) -> int:
 def _named(found: Sequence[_Found], num_with: Mapping[int, int]) -> list[Stretch]:
     """Count the documents of stretches: as many as half of the windows of each have."""
     stretches = []
-    for stretch in found:
-        documents = (
-            int(np.median([num_with[window] for window in stretch.windows]))
-            if stretch.windows
-            else None
-        )
-        stretches.append(
-            Stretch(stretch.copies, documents, stretch.num_bytes, stretch.place, stretch.excerpt)
-        )
+    for copies, num_bytes, place, excerpt, frequent in found:
+        documents = None
+        if frequent:
+            documents = int(np.median([num_with[window] for window in frequent]))
+        stretches.append(Stretch(copies, documents, num_bytes, place, excerpt))
     return stretches
+
+
+class _AllMeasured(NamedTuple):
+    """What the tasks of all files found."""
+
+    counts: Counter[str]
+    documents_with: Counter[int]  # how many documents have each frequent window
+    frequent: list[_Found]
+    largest: list[_Found]  # of each file
+    documents: list[Stretch]  # the largest groups of copies of each file
+
+
+def _read_measured(files: Iterable[Path]) -> _AllMeasured:
+    """Join what the tasks wrote."""
+    joined = _AllMeasured(Counter(), Counter(), [], [], [])
+    for file in files:
+        measured = json.loads(file.read_text(encoding="utf-8"))
+        joined.counts.update(measured["counts"])
+        for window, number in measured["documents_with"].items():
+            joined.documents_with[int(window)] += number
+        joined.frequent.extend(_Found(*stretch) for stretch in measured["frequent"])
+        joined.largest.extend(_Found(*stretch) for stretch in measured["largest"])
+        joined.documents.extend(Stretch(*group) for group in measured["documents"])
+    return joined
+
+
+def _by_copies(counts: Counter[str]) -> list[NumberOfCopies]:
+    """Return the stretches of each level: 1 of 2 copies, 2 of 3 and 4, 3 of 5 to 8."""
+    by_copies = []
+    for level in range(1, 33):
+        most = 1 << level
+        num_stretches = counts[f"stretches {level}"]
+        if num_stretches:
+            copied_bytes = counts[f"copied {level}"]
+            by_copies.append(NumberOfCopies(most // 2 + 1, most, num_stretches, copied_bytes))
+    return by_copies
+
+
+def _frames(measured: _AllMeasured, num_kept: int) -> list[Stretch]:
+    """Return the frames that take the most text, of ``num_kept`` documents."""
+
+    def bytes_of_all(frame: Stretch) -> int:
+        return (frame.documents or 0) * frame.num_bytes
+
+    stretches = _named(measured.frequent, measured.documents_with)
+    frames = [stretch for stretch in stretches if (stretch.documents or 0) > LARGE_SHARE * num_kept]
+    return nlargest(_NUM_LARGEST, frames, key=bytes_of_all)
 
 
 def _measure(
@@ -363,15 +396,12 @@ def _measure(
     world_size: int,
 ) -> None:
     """Count the text of a file, and find its stretches; ``least`` are the bytes of the shortest."""
-    measured = _Measured(
-        index, rank, np.load(index.work / "groups.npy", mmap_mode="r"), frequent, least
-    )
-    counts = measured.counts
+    groups = np.load(index.work / "groups.npy", mmap_mode="r")
+    measured = _Measured(index, rank, groups, frequent, least)
+    shown = progress(documents(rank), index.files, rank, "Measuring", lambda each: each.text)
     waiting: list[_Document] = []
     num_waiting = 0
-    for document in progress(
-        documents(rank), index.files, rank, "Measuring", lambda document: document.text
-    ):
+    for document in shown:
         waiting.append(document)
         num_waiting += len(document.text)
         if num_waiting >= _BATCH_BYTES:
@@ -381,7 +411,7 @@ def _measure(
     if waiting:
         measured.add(waiting, tokenizer)
     content = {
-        "counts": counts,
+        "counts": measured.counts,
         "documents_with": measured.documents_with,
         "frequent": measured.frequent_stretches,
         "largest": measured.largest,
@@ -389,6 +419,23 @@ def _measure(
     }
     with atomic_file(index.work / f"measured-{rank:06d}.json") as path:
         path.write_text(json.dumps(content), encoding="utf-8", errors="backslashreplace")
+
+
+class _Windows(NamedTuple):
+    """Windows of a batch of texts that occur again, in the order of the text."""
+
+    groups: windows.Places  # their groups of copies
+    starts: windows.Places  # bytes of the batch
+    texts: windows.Places  # numbers of their texts
+    offsets: windows.Places  # bytes of their texts
+    copies: npt.NDArray[np.uint32]
+    levels: windows.Places  # 1 of 2 copies, 2 of 3 and 4, 3 of 5 to 8
+    is_first: npt.NDArray[np.bool_]  # whether no copy is earlier
+    is_frequent: npt.NDArray[np.bool_]
+
+    def take(self, chosen: npt.NDArray[np.bool_] | slice) -> "_Windows":
+        """Return some of the windows."""
+        return _Windows(*(column[chosen] for column in self))
 
 
 class _Measured:
@@ -418,13 +465,13 @@ class _Measured:
     def add(self, documents: Sequence[_Document], tokenizer: TextTokenizer | None) -> None:
         """Count documents that follow those before."""
         texts = [document.text.encode("utf-8", "surrogatepass") for document in documents]
+        word_starts, _ = minhash.word_spans(b"\n".join(texts))
         self.counts["documents"] += len(texts)
-        self.counts["bytes"] += sum(map(len, texts))
-        self.counts["words"] += len(minhash.word_spans(b"\n".join(texts))[0])
+        self.counts["bytes"] += sum(len(text) for text in texts)
+        self.counts["words"] += len(word_starts)
         if tokenizer is not None:
-            self.counts["tokens"] += sum(
-                map(len, encode_texts(tokenizer, [document.text for document in documents]))
-            )
+            encoded = encode_texts(tokenizer, [document.text for document in documents])
+            self.counts["tokens"] += sum(len(ids) for ids in encoded)
         kept = []
         kept_texts = []
         for document, text in zip(documents, texts, strict=True):
@@ -434,86 +481,114 @@ class _Measured:
             kept.append(document)
             kept_texts.append(text)
             if document.size > 1:
-                group = Stretch(
-                    document.size, document.size, len(text), document.place, _excerpt(text)
-                )
-                self.largest_documents = nlargest(
-                    _NUM_LARGEST, [*self.largest_documents, group], key=_copied
-                )
+                size = document.size
+                group = Stretch(size, size, len(text), document.place, _excerpt(text))
+                groups = [*self.largest_documents, group]
+                self.largest_documents = nlargest(_NUM_LARGEST, groups, key=_copied)
         if kept and len(self._keys):
             self._add_stretches(kept, kept_texts)
         self._num_kept += len(kept)
 
     def _add_stretches(self, documents: Sequence[_Document], texts: Sequence[bytes]) -> None:
+        repeated = self._repeated_windows(self._index.batch(texts))
+        if not len(repeated.starts):
+            return
+        # What is not first is copied.
         num_bytes = self._index.num_bytes
-        batch = self._index.batch(texts)
+        copied = repeated.take(~repeated.is_first)
+        self.counts["copied_bytes"] += _covered(copied.starts, num_bytes)
+        for level in np.unique(repeated.levels).tolist():
+            of_level = copied.starts[copied.levels == level]
+            self.counts[f"copied {level}"] += _covered(of_level, num_bytes)
+        # A document counts once for each of its frequent windows.
+        frequent = repeated.take(repeated.is_frequent)
+        pairs = np.unique(np.stack([frequent.texts, frequent.groups]), axis=1)
+        self.documents_with.update(pairs[1].tolist())
+        # Each stretch is described where it is first. It ends where its number of copies changes
+        # much; a frame does not, because its parts may be in other text, too.
+        first = repeated.take(repeated.is_first)
+        stretches = self._described(first, first.levels, documents, texts)
+        for stretch in stretches:
+            level = (stretch.copies - 1).bit_length()
+            self.counts[f"stretches {level}"] += 1
+        self.largest = nlargest(_NUM_LARGEST, [*self.largest, *stretches], key=_copied)
+        of_frames = first.take(first.is_frequent)
+        any_level = np.zeros_like(of_frames.levels)
+        self.frequent_stretches += self._described(of_frames, any_level, documents, texts)
+
+    def _repeated_windows(self, batch: windows.TextBatch) -> _Windows:
+        """Return the windows of which long stretches consist.
+
+        Windows that overlap or touch are a region, and short regions are left out. If windows of 80
+        bytes that occur again start at the bytes 100, 130 and 170 and at 400 and 420, they are
+        regions from 100 to 250 and from 400 to 500. Where the shortest stretch has 150 bytes, the
+        first three windows stay. Of their 4, 12 and 12 copies, 12 are taken for each, see
+        :func:`_smoothed`, and their level is 4, for 9 to 16 copies: a stretch of 150 bytes, which
+        is described in the first of its 12 places, and copied in the others.
+        """
+        num_bytes = self._index.num_bytes
         chosen, keys = self._index.windows(batch)
-        # Which windows occur again, and where.
-        numbers = np.minimum(np.searchsorted(self._keys, keys[:, 0]), len(self._keys) - 1)
-        is_repeated = self._keys[numbers] == keys[:, 0]
+        # The group of a window, by a search in the sorted keys of all groups.
+        groups = np.searchsorted(self._keys, keys[:, 0])
+        groups = np.minimum(groups, len(self._keys) - 1)
+        is_repeated = self._keys[groups] == keys[:, 0]
         chosen = chosen[is_repeated]
-        numbers = numbers[is_repeated]
+        groups = groups[is_repeated]
+        # The windows of regions that are long enough.
         starts = batch.words[chosen]
-        # Windows that overlap or touch are a region; short ones are left out.
         firsts, lasts = _runs(np.diff(starts) > num_bytes, len(starts))
         is_long = starts[lasts] + num_bytes - starts[firsts] >= self._least
-        chosen, numbers = (
-            values[np.repeat(is_long, lasts - firsts + 1)] for values in (chosen, numbers)
+        is_inside = np.repeat(is_long, lasts - firsts + 1)
+        chosen = chosen[is_inside]
+        groups = groups[is_inside]
+        # Their copies; whether the place in the text is the first of them.
+        counts = self._groups["count"][groups]
+        copies = _smoothed(counts, chosen, windows.window_spacing(num_bytes))
+        place = self._groups["place"][groups]
+        texts = batch.of_text[chosen]
+        offsets = batch.offsets[chosen]
+        is_first = (place["file"] == self._rank) & (place["offset"] == offsets)
+        is_first &= place["document"] == self._num_kept + texts
+        return _Windows(
+            groups=groups,
+            starts=batch.words[chosen],
+            texts=texts,
+            offsets=offsets,
+            copies=copies,
+            levels=np.ceil(np.log2(copies)).astype(np.int64),
+            is_first=is_first,
+            is_frequent=np.isin(groups, self._frequent),
         )
-        if not len(chosen):
-            return
-        starts = batch.words[chosen]
-        copies = _smoothed(
-            self._groups["count"][numbers], chosen, windows.window_spacing(num_bytes)
-        )
-        # 1 of 2 copies, 2 of 3 and 4, 3 of 5 to 8.
-        levels = np.ceil(np.log2(copies)).astype(np.int64)
-        place = self._groups["place"][numbers]
-        is_first = (place["file"] == self._rank) & (place["offset"] == batch.offsets[chosen])
-        is_first &= place["document"] == self._num_kept + batch.of_text[chosen]
-        self.counts["copied_bytes"] += _covered(starts[~is_first], num_bytes)
-        for level in np.unique(levels).tolist():
-            is_copied = ~is_first & (levels == level)
-            self.counts[f"copied {level}"] += _covered(starts[is_copied], num_bytes)
-        pairs = np.unique(np.stack([batch.of_text[chosen], numbers]), axis=1)
-        self.documents_with.update(pairs[1, np.isin(pairs[1], self._frequent)].tolist())
 
-        def found(of: npt.NDArray[np.bool_], kinds: npt.NDArray[np.int64]) -> list[_Found]:
-            """Return the long stretches of some of the windows; a stretch ends where
-            its kind does.
-            """
-            own = np.flatnonzero(of)
-            starts_of = starts[of]
-            kinds_of = kinds[of]
-            firsts, lasts = _runs(
-                (np.diff(starts_of) > num_bytes) | (np.diff(kinds_of) != 0), len(own)
+    def _described(
+        self,
+        found: _Windows,
+        kinds: windows.Places,
+        documents: Sequence[_Document],
+        texts: Sequence[bytes],
+    ) -> list[_Found]:
+        """Return the long stretches of windows; a stretch ends where its kind does."""
+        num_bytes = self._index.num_bytes
+        is_gap = np.diff(found.starts) > num_bytes
+        is_other_kind = np.diff(kinds) != 0
+        firsts, lasts = _runs(is_gap | is_other_kind, len(found.starts))
+        stretches = []
+        for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+            length = int(found.starts[last] - found.starts[first]) + num_bytes
+            if length < self._least:
+                continue
+            inside = found.take(slice(first, last + 1))
+            text = int(inside.texts[0])
+            offset = int(inside.offsets[0])
+            stretch = _Found(
+                copies=int(np.median(inside.copies)),
+                num_bytes=length,
+                place=documents[text].place,
+                excerpt=_excerpt(texts[text][offset:]),
+                windows=inside.groups[inside.is_frequent].tolist(),
             )
-            stretches = []
-            for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
-                length = int(starts_of[last] - starts_of[first]) + num_bytes
-                if length < self._least:
-                    continue
-                inside = own[first : last + 1]
-                text = int(batch.of_text[chosen[inside[0]]])
-                offset = int(batch.offsets[chosen[inside[0]]])
-                stretches.append(
-                    _Found(
-                        copies=int(np.median(copies[inside])),
-                        num_bytes=length,
-                        place=documents[text].place,
-                        excerpt=_excerpt(texts[text][offset:]),
-                        windows=numbers[inside][is_frequent[inside]].tolist(),
-                    )
-                )
-            return stretches
-
-        # Each stretch is described where it is first.
-        is_frequent = np.isin(numbers, self._frequent)
-        stretches = found(is_first, levels)
-        for stretch in stretches:
-            self.counts[f"stretches {(stretch.copies - 1).bit_length()}"] += 1
-        self.largest = nlargest(_NUM_LARGEST, [*self.largest, *stretches], key=_copied)
-        self.frequent_stretches += found(is_first & is_frequent, np.zeros_like(levels))
+            stretches.append(stretch)
+        return stretches
 
 
 def _runs(ends: npt.NDArray[np.bool_], number: int) -> tuple[windows.Places, windows.Places]:
@@ -539,8 +614,10 @@ def _smoothed(
     smoothed = copies.copy()
     for step in range(1, spacing):
         are_near = words[step:] - words[:-step] < spacing
-        smoothed[:-step] = np.maximum(smoothed[:-step], np.where(are_near, copies[step:], 0))
-        smoothed[step:] = np.maximum(smoothed[step:], np.where(are_near, copies[:-step], 0))
+        of_next = np.where(are_near, copies[step:], 0)
+        of_previous = np.where(are_near, copies[:-step], 0)
+        smoothed[:-step] = np.maximum(smoothed[:-step], of_next)
+        smoothed[step:] = np.maximum(smoothed[step:], of_previous)
     return smoothed
 
 
