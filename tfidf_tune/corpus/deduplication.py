@@ -100,11 +100,13 @@ class Deduplication:
         """
         if self.method == "none":
             return np.ones(len(rows), dtype=np.bool_)
-        # Equal rows go first, by a dictionary of their bytes.
-        first: dict[bytes, int] = {}
-        kept = np.array(
-            [first.setdefault(row.tobytes(), at) == at for at, row in enumerate(rows)], np.bool_
-        )
+        # Equal rows go first, by their bytes.
+        kept = np.ones(len(rows), np.bool_)
+        seen: set[bytes] = set()
+        for number, row in enumerate(rows):
+            content = row.tobytes()
+            kept[number] = content not in seen
+            seen.add(content)
         means = "equal tokens"
         if self.method == "minhash":
             means = f"{self.ngram}-gram Jaccard similarity of {self.threshold} or more"
@@ -124,10 +126,8 @@ class Deduplication:
             eos_id = tokenizer.eos_id
             row = rows[number]
             parts = np.split(row, np.flatnonzero(row == eos_id))
-            return word_ngrams(
-                "\n".join(tokenizer.decode(part[part != eos_id].tolist()) for part in parts),
-                self.ngram,
-            )
+            texts = [tokenizer.decode(part[part != eos_id].tolist()) for part in parts]
+            return word_ngrams("\n".join(texts), self.ngram)
 
         # Only rows that stay are in the bands: a copy of a row that was removed is compared with
         # what is left.
@@ -140,10 +140,11 @@ class Deduplication:
             # Candidates agree in a band; whether they are near copies is computed from all n-grams.
             parts = np.split(signature(ngrams)[: num_bands * num_functions], num_bands)
             buckets = [rows_with[band, part.tobytes()] for band, part in enumerate(parts)]
-            if any(
-                similarity(ngrams, ngrams_of(other)) >= self.threshold
-                for other in {*chain(*buckets)}
-            ):
+            candidates = {*chain(*buckets)}
+            is_near_copy = any(
+                similarity(ngrams, ngrams_of(other)) >= self.threshold for other in candidates
+            )
+            if is_near_copy:
                 kept[number] = False
             else:
                 for bucket in buckets:

@@ -14,7 +14,6 @@ from dataclasses import asdict
 from filecmp import cmp
 from functools import partial
 from heapq import nlargest
-from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,7 @@ _REPORT = "report.json"
 _SHOWN_CLUSTERS = 10
 _SHOWN_CHARACTERS = 60
 _UNUSED_BITS = np.uint64(3)  # datatrove takes hashes below 2^61 - 1
-_EXACT_BANDS = 1, 2  # bands, and hashes in each: the 128 bits of a text's hash
+_EXACT_BANDS = (1, 2)  # bands, and hashes in each: the 128 bits of a text's hash
 
 
 def deduplicate_corpus(
@@ -81,20 +80,23 @@ def deduplicate_corpus(
             state = "is complete" if (output / _REPORT).is_file() else "exists and is not empty"
             raise ValueError(f"{output} {state}: name a new folder")
         with work_folder(output / _WORK, {"files": hashes, **settings}) as work:
-            written = _deduplicate(
-                list(hashes), work, deduplication, settings, runner or TaskRunner()
-            )
+            runner = runner or TaskRunner()
+            written = _deduplicate(list(hashes), work, deduplication, settings, runner)
             report: dict[str, Any] = json.loads((written / _REPORT).read_text(encoding="utf-8"))
-            # Of a task that was killed.
-            made = (file for file in written.iterdir() if not is_leftover(file))
-            for file in sorted(made, key=lambda file: file.name == _REPORT):
-                target = output / file.name
-                if target.exists() and not cmp(file, target, shallow=False):
-                    raise FileExistsError(
-                        f"{target} is not of this run: move it away, and run the same command again"
-                    )
-                file.replace(target)
+            _move(written, output)
     return report
+
+
+def _move(written: Path, output: Path) -> None:
+    """Move what was written to the output, the report last."""
+    files = [file for file in written.iterdir() if not is_leftover(file)]  # of a killed task
+    for file in sorted(files, key=lambda file: file.name == _REPORT):
+        target = output / file.name
+        if target.exists() and not cmp(file, target, shallow=False):
+            raise FileExistsError(
+                f"{target} is not of this run: move it away, and run the same command again"
+            )
+        file.replace(target)
 
 
 def _deduplicate(
@@ -118,24 +120,25 @@ def _deduplicate(
     ]
     runner.run(pipeline, work / "4", len(files), "Writing")
     # The numbers of all files, and the largest clusters of them.
-    parts = [
-        json.loads((counts / f"{rank}.json").read_text(encoding="utf-8"))
-        for rank in range(len(files))
-    ]
-    names = ("documents", "kept_documents", "characters", "kept_characters")
-    largest = nlargest(
-        _SHOWN_CLUSTERS, chain(*(part["largest"] for part in parts)), key=itemgetter(0)
-    )
+    total: Counter[str] = Counter()
+    clusters_of_files: list[list[Any]] = []
+    for rank in range(len(files)):
+        part = json.loads((counts / f"{rank}.json").read_text(encoding="utf-8"))
+        total.update(part["counts"])
+        clusters_of_files += part["largest"]
+    largest = nlargest(_SHOWN_CLUSTERS, clusters_of_files, key=itemgetter(0))
     num_bands, num_functions = _bands(deduplication)
     report = {
-        **{name: sum(part["counts"].get(name, 0) for part in parts) for name in names},
+        "documents": total["documents"],
+        "kept_documents": total["kept_documents"],
+        "characters": total["characters"],
+        "kept_characters": total["kept_characters"],
         "settings": settings | {"bands": num_bands, "hashes_in_a_band": num_functions},
         "largest_clusters": [{"documents": size, "beginning": text} for size, text in largest],
     }
     written.mkdir(exist_ok=True)
-    (written / _REPORT).write_text(
-        json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
+    content = json.dumps(report, indent=2, ensure_ascii=False)
+    (written / _REPORT).write_text(content + "\n", encoding="utf-8")
     return written
 
 
@@ -160,21 +163,22 @@ def find_copies(
     """
     logger.disable("datatrove")
     num_bands, num_functions = _bands(deduplication)
-    # Three steps, with a task for each file, for each band and for all pairs.
     config = MinhashConfig(
         n_grams=deduplication.ngram, num_buckets=num_bands, hashes_per_bucket=num_functions
     )
-    signatures, pairs, clusters = (str(work / name) for name in ("signatures", "pairs", "clusters"))
+    signatures = str(work / "signatures")
+    pairs = str(work / "pairs")
+    clusters = work / "clusters"
+    # Three steps, with a task for each file, for each band and for all pairs.
     documents = partial(_documents, files, read, f"Finding {doing}")
     sign = _Signature(signatures, config, deduplication.method == "exact")
-    sort = MinhashDedupBuckets(signatures, pairs, config=config)
-    join = MinhashDedupCluster(pairs, clusters, config=config, save_cluster_size=True)
     runner.run([documents, sign], work / "1", len(files), f"Finding {doing}")
+    sort = MinhashDedupBuckets(signatures, pairs, config=config)
     runner.run([sort], work / "2", num_bands, f"Sorting {doing}")
-    runner.run(
-        [join, partial(_complete, Path(clusters), len(files))], work / "3", 1, f"Joining {doing}"
-    )
-    return Path(clusters)
+    join = MinhashDedupCluster(pairs, str(clusters), config=config, save_cluster_size=True)
+    complete = partial(_complete, clusters, len(files))
+    runner.run([join, complete], work / "3", 1, f"Joining {doing}")
+    return clusters
 
 
 def _documents(
@@ -190,11 +194,11 @@ def clusters_of_file(clusters: Path, rank: int) -> tuple[set[int], dict[int, int
     """Return the numbers of the documents of a file that go, and the sizes of the clusters of those
     that stay.
     """
-    removed, pairs = (
-        np.fromfile(clusters / f"{rank:06d}.{kind}", np.uint32).tolist()
-        for kind in ("remove", "sizes")
-    )
-    return set(removed), dict(zip(pairs[::2], pairs[1::2], strict=True))
+    removed = np.fromfile(clusters / f"{rank:06d}.remove", np.uint32)
+    pairs = np.fromfile(clusters / f"{rank:06d}.sizes", np.uint32)
+    numbers = pairs[::2].tolist()
+    sizes = pairs[1::2].tolist()
+    return set(removed.tolist()), dict(zip(numbers, sizes, strict=True))
 
 
 def _read(
@@ -208,18 +212,16 @@ def _read(
 ) -> Iterator[Document]:
     """Yield the rows of the file of a task."""
     rows = load_rows(TextSource(files[rank], sample_by=sample_by), {column: str}, None)
-    for number, row in enumerate(
-        progress(rows, files, rank, doing, lambda row: row.columns[column])
-    ):
+    shown = progress(rows, files, rank, doing, lambda row: row.columns[column])
+    for number, row in enumerate(shown):
         try:
             line = row.line or orjson.dumps(row.columns)
         except TypeError as error:
             raise ValueError(
                 f"{row.place} has a column that cannot be written as JSON ({error})"
             ) from error
-        yield Document(
-            text=row.columns[column] or "", id=f"{rank}-{number}", metadata={"line": line}
-        )
+        text = row.columns[column] or ""
+        yield Document(text=text, id=f"{rank}-{number}", metadata={"line": line})
 
 
 def _write(folder: Path, data: Iterator[Document], rank: int, world_size: int) -> None:
@@ -230,7 +232,9 @@ def _write(folder: Path, data: Iterator[Document], rank: int, world_size: int) -
         temporary.open("wb") as file,
         gzip.GzipFile("", "wb", 6, file, mtime=0) as packed,  # the same bytes at any time
     ):
-        packed.writelines(document.metadata["line"].rstrip(b"\r\n") + b"\n" for document in data)
+        for document in data:
+            line = document.metadata["line"].rstrip(b"\r\n")
+            packed.write(line + b"\n")
 
 
 class _Signature(MinhashDedupSignature):  # type: ignore[misc]
@@ -246,18 +250,17 @@ class _Signature(MinhashDedupSignature):  # type: ignore[misc]
         """Return the hashes of the n-grams of a text, or the two halves of that of the text."""
         if not self.is_exact:
             return word_ngrams(text, self.config.n_grams)
-        # Rows without text are no copies of each other.
-        digest = (
-            hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-            if text
-            else b""
-        )
+        if not text:  # rows without text are no copies of each other
+            return np.zeros(0, np.uint64)
+        content = text.encode("utf-8", "surrogatepass")
+        digest = hashlib.blake2b(content, digest_size=16).digest()
         return np.frombuffer(digest, np.uint64)
 
     def get_signature(self, shingles: Hashes) -> list[list[int]]:
         """Return the least value of each hash function, by band."""
         hashes = shingles if self.is_exact else signature(shingles)[: self.num_hashes]
-        return [band.tolist() for band in np.split(hashes >> _UNUSED_BITS, self.config.num_buckets)]
+        in_bands = np.split(hashes >> _UNUSED_BITS, self.config.num_buckets)
+        return [band.tolist() for band in in_bands]
 
 
 def _complete(clusters: Path, num_files: int, _: Any, rank: int, world_size: int) -> None:
@@ -286,6 +289,5 @@ def _keep(
             largest = nlargest(_SHOWN_CLUSTERS, [*largest, shown], key=itemgetter(0))
         yield document
     counts.mkdir(parents=True, exist_ok=True)
-    (counts / f"{rank}.json").write_text(
-        json.dumps({"counts": total, "largest": largest}), encoding="utf-8"
-    )
+    content = json.dumps({"counts": total, "largest": largest})
+    (counts / f"{rank}.json").write_text(content, encoding="utf-8")

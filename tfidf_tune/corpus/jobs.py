@@ -61,9 +61,8 @@ class TaskRunner:
             )
         missing = [name for name in ("partition", "time") if name not in self.options]
         if self.executor == "slurm" and missing:
-            raise ValueError(
-                f"slurm needs executor_args {' and '.join(missing)}: partition=NAME,time=24:00:00"
-            )
+            names = " and ".join(missing)
+            raise ValueError(f"slurm needs executor_args {names}: partition=NAME,time=24:00:00")
         if self.executor == "slurm" and shutil.which("sbatch") is None:
             raise ValueError(
                 "slurm has no command sbatch here: run this on a machine from which jobs are "
@@ -116,23 +115,28 @@ def _run_here(
 ) -> None:
     """Run the tasks as datatrove does, with the same marks of finished ones."""
     completions.mkdir(parents=True, exist_ok=True)
-    left = [
-        mark
-        for mark in (completions / f"{rank:05d}" for rank in range(num_tasks))
-        if not mark.is_file()
-    ]
+    marks = [completions / f"{rank:05d}" for rank in range(num_tasks)]
+    left = [mark for mark in marks if not mark.is_file()]
     task = partial(_run_task, steps, num_tasks)
-    if num_jobs == 1 or not left:
-        deque(map(task, left), maxlen=0)
-        return
+    if num_jobs == 1:
+        for mark in left:
+            task(mark)
+    elif left:
+        _run_in_workers(task, left, num_jobs, doing)
+
+
+def _run_in_workers(
+    task: Callable[[Path], None], marks: Sequence[Path], num_jobs: int, doing: str
+) -> None:
+    """Run the tasks with these marks in processes of this machine."""
     # Workers are forks, so that steps need not be pickled. They end when nothing can be written to
     # a pipe any more: it is closed here, or this process was killed.
     pipe = os.pipe()
-    pool = ProcessPoolExecutor(
-        min(num_jobs, len(left)), get_context("fork"), _start_worker, (*pipe, task)
-    )
+    num_workers = min(num_jobs, len(marks))
+    pool = ProcessPoolExecutor(num_workers, get_context("fork"), _start_worker, (*pipe, task))
     try:
-        for future in as_completed([pool.submit(_run_in_worker, mark) for mark in left]):
+        futures = [pool.submit(_run_in_worker, mark) for mark in marks]
+        for future in as_completed(futures):
             future.result()
     except BrokenProcessPool as error:
         raise ChildProcessError(
@@ -183,9 +187,8 @@ def _wait(executor: Any, num_tasks: int, doing: str) -> None:
             # The last array; earlier ones end before it. Slurm forgets a job some time after its
             # end.
             query = ["squeue", "--noheader", "--job", executor.job_id]
-            is_queued = bool(
-                subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
-            )
+            queue = subprocess.run(query, capture_output=True, text=True, check=False)
+            is_queued = bool(queue.stdout.strip())
             time.sleep(_SECONDS_BETWEEN_LOOKS)
         bar.update(num_tasks - left - bar.n)
     # What waits for the success of tasks that failed would wait forever.
@@ -202,21 +205,19 @@ def progress(
     """Yield the items of a file, and show how far it is, by the text of each; files before it count
     as done.
     """
-    sizes = []
-    for file in files:
-        path = Path(file)
-        sizes.append(path.stat().st_size if path.is_file() else 0)  # a name on the hub has no size
-    description = f"{doing} {visible(Path(files[index]).name)} ({index + 1} of {len(files)})"
+    sizes = [_size(Path(name)) for name in files]
+    before = sum(sizes[:index])
+    file = Path(files[index])
+    description = f"{doing} {visible(file.name)} ({index + 1} of {len(files)})"
     # The bar of a compressed file moves at its end.
-    is_plain = Path(files[index]).suffix in (
-        ".txt",
-        ".jsonl",
-    )
-    with tqdm(
-        total=sum(sizes), initial=sum(sizes[:index]), unit="B", unit_scale=True, desc=description
-    ) as bar:
+    is_plain = file.suffix in (".txt", ".jsonl")
+    with tqdm(total=sum(sizes), initial=before, unit="B", unit_scale=True, desc=description) as bar:
         for item in items:
             if is_plain:
                 bar.update(len(text_of(item) or ""))
             yield item
-        bar.update(sum(sizes[: index + 1]) - bar.n)
+        bar.update(before + sizes[index] - bar.n)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0

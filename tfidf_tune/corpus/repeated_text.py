@@ -378,7 +378,8 @@ def _frames(measured: _AllMeasured, num_kept: int) -> list[Stretch]:
     """Return the frames that take the most text, of ``num_kept`` documents."""
 
     def bytes_of_all(frame: Stretch) -> int:
-        return (frame.documents or 0) * frame.num_bytes
+        documents = frame.documents or 0
+        return documents * frame.num_bytes
 
     stretches = _named(measured.frequent, measured.documents_with)
     frames = [stretch for stretch in stretches if (stretch.documents or 0) > LARGE_SHARE * num_kept]

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from importlib.resources import files
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, NamedTuple, cast, get_args
@@ -112,17 +112,16 @@ def train_embedded_tokenizer(folder: str | Path, vocab_size: int = 4096) -> Path
 def _splits() -> dict[str, list[str]]:
     # A hash of the text decides, so that the split does not depend on the order or on other
     # documents.
-    packed = (
-        files("tfidf_tune.corpus")
-        .joinpath("embedded", "python_documentation.jsonl.xz")
-        .read_bytes()
-    )
+    file = files("tfidf_tune.corpus").joinpath("embedded", "python_documentation.jsonl.xz")
+    lines = lzma.decompress(file.read_bytes()).splitlines()
     splits: dict[str, list[str]] = defaultdict(list)
-    for row in map(json.loads, lzma.decompress(packed).splitlines()):
-        is_validation = hashlib.sha256(row["text"].encode()).digest()[0] < _VALIDATION_SHARE * 256
-        part = "validation" if is_validation else "train"
-        splits[part].append(row["text"])
-        splits[f"{row['kind']}_{part}"].append(row["text"])
+    for line in lines:
+        row = json.loads(line)
+        text = row["text"]
+        first_byte = hashlib.sha256(text.encode()).digest()[0]
+        part = "validation" if first_byte < _VALIDATION_SHARE * 256 else "train"
+        splits[part].append(text)
+        splits[f"{row['kind']}_{part}"].append(text)
     return splits
 
 
@@ -236,11 +235,14 @@ def texts_of_rows(source: str, *, column: str, sample_by: SampleBy) -> Iterator[
 
 
 def _texts(values: Iterable[str | None], source: str, column: str) -> Iterator[str]:
-    num_rows = num_missing = 0
+    num_rows = 0
+    num_missing = 0
     for value in values:
         num_rows += 1
-        num_missing += value is None
-        text = (value or "").strip()
+        if value is None:
+            num_missing += 1
+            continue
+        text = value.strip()
         if text:
             yield text
     if num_missing:  # a row of a file with mixed columns has None where it lacks a column
@@ -262,15 +264,16 @@ def load_rows(
     """
     source, name, split, _, sample_by = place
     require_choice("sample_by", sample_by, get_args(SampleBy))
+    rows: Iterator[PlacedRow]
     if source == EMBEDDED:
-        rows: Iterator[PlacedRow] = (
+        documents = enumerate(embedded_documents(split), start=1)
+        rows = (
             PlacedRow(f"{EMBEDDED}, document {number}", {"text": document})
-            for number, document in enumerate(embedded_documents(split), start=1)
+            for number, document in documents
         )
     elif is_local(source):
-        rows = chain.from_iterable(
-            _rows_of_file(file, sample_by, columns, more) for file in local_files(source)
-        )
+        files = local_files(source)
+        rows = chain.from_iterable(_rows_of_file(file, sample_by, columns, more) for file in files)
     else:
         rows = _rows_of_hub(source, name, split)
     return _checked(rows, source, columns)
@@ -297,12 +300,16 @@ def _checked(
             check_length(value, row.place)
         yield row
     if missing and present:
-        where = f" in its first {_ROWS_WITHOUT:,} rows" if number == _ROWS_WITHOUT else ""
-        is_chat = {"messages", "conversations", "instruction", "completion"} & present
-        named = f"name one, as by dataset.source_column={min(present)} (--column {min(present)})"
-        remedy = "take the config mine/lora_chat or mine/full_chat" if is_chat else named
+        rows_read = f" in its first {_ROWS_WITHOUT:,} rows" if number == _ROWS_WITHOUT else ""
+        if {"messages", "conversations", "instruction", "completion"} & present:
+            raise ValueError(
+                f"{source!r} has no column {min(missing)!r}{rows_read}, only {sorted(present)}: "
+                f"take the config mine/lora_chat or mine/full_chat"
+            )
+        first = min(present)
         raise ValueError(
-            f"{source!r} has no column {min(missing)!r}{where}, only {sorted(present)}: {remedy}"
+            f"{source!r} has no column {min(missing)!r}{rows_read}, only {sorted(present)}: name "
+            f"one, as by dataset.source_column={first} (--column {first})"
         )
 
 
@@ -311,11 +318,15 @@ def _rows_of_file(
 ) -> Iterator[PlacedRow]:
     import pyarrow
 
-    reader = _FORMATS[_format(file)]
-    place = "its start"
+    reader = _reader(file)
     is_text = reader in ("text", "json")
-    rows = _text_rows(file, sample_by) if reader == "text" else _json_rows(file)
-    rows = rows if is_text else _arrow_rows(file, reader, columns, more)
+    if reader == "text":
+        rows = _text_rows(file, sample_by)
+    elif reader == "json":
+        rows = _json_rows(file)
+    else:
+        rows = _arrow_rows(file, reader, columns, more)
+    place = "its start"
     try:
         for row in rows:
             place = row.place.rpartition(", ")[2]
@@ -337,7 +348,7 @@ def _lines(file: Path, most: int) -> Iterator[tuple[str, bytes]]:
     with io.BufferedReader(pyarrow.input_stream(str(file), compression=compression)) as lines:
         for number, line in enumerate(iter(partial(lines.readline, most), b""), start=1):
             place = f"{str(file)!r}, line {number}"
-            if number == 1 and (line.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in line[:4]):
+            if number == 1 and _is_wide(line):
                 raise ValueError(
                     f"{str(file)!r} is in UTF-16 or UTF-32: convert it, for example by `iconv -f "
                     f"UTF-16 -t UTF-8`"
@@ -346,7 +357,14 @@ def _lines(file: Path, most: int) -> Iterator[tuple[str, bytes]]:
                 raise ValueError(
                     f"{place}: a row has more than {most >> 20} MiB: divide it, or remove it"
                 )
-            yield place, line.removeprefix(BOM_UTF8) if number == 1 else line
+            if number == 1:
+                line = line.removeprefix(BOM_UTF8)
+            yield place, line
+
+
+def _is_wide(start: bytes) -> bool:
+    """Return whether a text starts as in UTF-16 or UTF-32."""
+    return start.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in start[:4]
 
 
 def _text_rows(file: Path, sample_by: SampleBy) -> Iterator[PlacedRow]:
@@ -379,37 +397,46 @@ def _text_row(place: str, parts: Sequence[bytes]) -> PlacedRow:
 
 def _json_rows(file: Path) -> Iterator[PlacedRow]:
     """Yield the objects of JSON lines, or of the list that a ``.json`` file may be."""
-    from pydantic_core import from_json
-
-    def parsed(place: str, content: bytes) -> Any:
-        # The parser refuses what is nested more than 200 deep, and lone surrogates, which cannot be
-        # tokenized.
-        try:
-            return from_json(content.rstrip())
-        except ValueError as error:
-            content.decode()  # raises another error if it is not UTF-8
-            raise ValueError(f"{place} is not JSON: {str(error).replace('line 1 ', '')}") from error
-
     is_json = _format(file) in _LIST
     lines = _lines(file, _MAX_LIST_BYTES if is_json else _MAX_ROW_BYTES)
     filled = ((place, line) for place, line in lines if line.strip())
-    first = list(islice(filled, 1))
-    rows: Iterable[PlacedRow] = (
-        PlacedRow(place, parsed(place, line), line) for place, line in chain(first, filled)
-    )
-    if is_json and first and first[0][1].lstrip().startswith(b"["):
-        name = repr(str(file))
-        content = b"".join(line for _, line in chain(first, filled))
-        every = enumerate(
-            zip(parsed(name, content), _written_rows(content.decode()), strict=True), start=1
-        )
-        rows = (PlacedRow(f"{name}, row {number}", row, line) for number, (row, line) in every)
-    for row in rows:
+    first = next(filled, None)
+    if first is None:
+        return
+    rest = chain([first], filled)
+    is_list = is_json and first[1].lstrip().startswith(b"[")
+    for row in _rows_of_list(file, rest) if is_list else _rows_of_lines(rest):
         if not isinstance(row.columns, dict):
             raise ValueError(
                 f"{row.place} is {str(row.columns)[:80]!r}, not an object with columns"
             )
         yield row
+
+
+def _rows_of_lines(lines: Iterable[tuple[str, bytes]]) -> Iterator[PlacedRow]:
+    for place, line in lines:
+        yield PlacedRow(place, _parsed(place, line), line)
+
+
+def _rows_of_list(file: Path, lines: Iterable[tuple[str, bytes]]) -> Iterator[PlacedRow]:
+    name = repr(str(file))
+    content = b"".join(line for _, line in lines)
+    rows = _parsed(name, content)
+    written = _written_rows(content.decode())
+    for number, (row, line) in enumerate(zip(rows, written, strict=True), start=1):
+        yield PlacedRow(f"{name}, row {number}", row, line)
+
+
+def _parsed(place: str, content: bytes) -> Any:
+    from pydantic_core import from_json
+
+    # The parser refuses what is nested more than 200 deep, and lone surrogates, which cannot be
+    # tokenized.
+    try:
+        return from_json(content.rstrip())
+    except ValueError as error:
+        content.decode()  # raises another error if it is not UTF-8
+        raise ValueError(f"{place} is not JSON: {str(error).replace('line 1 ', '')}") from error
 
 
 def _written_rows(text: str) -> Iterator[bytes]:
@@ -420,7 +447,8 @@ def _written_rows(text: str) -> Iterator[bytes]:
     between = re.compile(r"[\s,]*")
     end = text.index("[") + 1
     while True:
-        start = cast(re.Match[str], between.match(text, end)).end()
+        separator = cast(re.Match[str], between.match(text, end))
+        start = separator.end()
         if text[start] == "]":
             return
         _, end = decoder.raw_decode(text, start)
@@ -430,12 +458,12 @@ def _written_rows(text: str) -> Iterator[bytes]:
 def _arrow_rows(
     file: Path, reader: str, columns: Collection[str], more: Collection[str] | None
 ) -> Iterator[PlacedRow]:
+    if reader == "parquet":
+        batches = _parquet_batches(file, columns, more)
+    else:
+        batches = _arrow_batches(file, columns, more)
     number = 0
-    for batch in (
-        _parquet_batches(file, columns, more)
-        if reader == "parquet"
-        else _arrow_batches(file, columns, more)
-    ):
+    for batch in batches:
         for start in range(0, len(batch), _ROWS_TOGETHER):
             for row in batch.slice(start, _ROWS_TOGETHER).to_pylist():
                 number += 1
@@ -486,12 +514,12 @@ def _rows_of_hub(source: str, name: str | None, split: str) -> Iterator[PlacedRo
     # Streamed because data sets on the hub can be far larger than what is needed of them (the Pile:
     # 800 GB).
     try:
-        for columns in load_dataset(source, name, split=split, streaming=True).iter(_ROWS_TOGETHER):
+        rows = load_dataset(source, name, split=split, streaming=True)
+        for columns in rows.iter(_ROWS_TOGETHER):
             for values in zip(*columns.values(), strict=True):
                 number += 1
-                yield PlacedRow(
-                    f"{source!r}, row {number}", dict(zip(columns, values, strict=True))
-                )
+                row = dict(zip(columns, values, strict=True))
+                yield PlacedRow(f"{source!r}, row {number}", row)
     except Exception as error:  # the hub has its own error types; a row can be too long for memory
         raise ValueError(
             f"cannot load the data set {source!r} (name {name!r}, split {split!r}) from the "
@@ -504,12 +532,13 @@ def warn_of_short_documents(source: str, sample_by: SampleBy, lengths: Sequence[
     """Log a warning if a text file was read by lines and the median of their lengths is below 30
     tokens.
     """
-    is_text = (
-        sample_by == "line"
-        and is_local(source)
-        and _FORMATS[_format(local_files(source)[0])] == "text"
-    )
-    if is_text and lengths and (middle := median(lengths)) < _SHORT_DOCUMENT:
+    if sample_by != "line" or not is_local(source):
+        return
+    first_file = local_files(source)[0]
+    if _reader(first_file) != "text" or not lengths:
+        return
+    middle = median(lengths)
+    if middle < _SHORT_DOCUMENT:
         logger.warning(
             f"{source}: each line is a document, with a median of {middle:g} tokens. If lines "
             f"belong together, set "
@@ -523,20 +552,25 @@ def tasks_of(sources: Sequence[str]) -> list[str]:
     """
     tasks = []
     for source in sources:
-        tasks += (
-            [str(file.resolve()) for file in local_files(source)] if is_local(source) else [source]
-        )
+        if is_local(source):
+            tasks += _complete_paths(source)
+        else:
+            tasks.append(source)
     require_distinct(tasks)
     return tasks
 
 
 def content_hashes(sources: Sequence[str]) -> dict[str, str]:
     """Return the SHA-256 of each file of local sources, by its complete path."""
-    files: list[str] = []
+    files = []
     for source in sources:
-        files += [str(file.resolve()) for file in local_files(source)]
+        files += _complete_paths(source)
     require_distinct(files)
     return {file: file_sha256(Path(file)) for file in files}
+
+
+def _complete_paths(source: str) -> list[str]:
+    return [str(file.resolve()) for file in local_files(source)]
 
 
 def require_distinct(files: Sequence[str]) -> None:
@@ -566,19 +600,20 @@ def source_fingerprint(
     if is_local(source):
         files = local_files(source)
         hashes = [(_format(file), file_sha256(file)) for file in files]
-        is_divided = sample_by != "line" and _FORMATS[_format(files[0])] == "text"
-        return digest(["local", hashes, column, *([sample_by] if is_divided else [])])
+        parts: list[Any] = ["local", hashes, column]
+        if sample_by != "line" and _reader(files[0]) == "text":
+            parts.append(sample_by)
+        return digest(parts)
     return digest(["hub", source, name, split, column])
 
 
 def check_length(value: Any, place: str) -> None:
     """Raise a ValueError for a text that is too long to be tokenized."""
-    # A character has at most 4 bytes.
-    if (
-        isinstance(value, str)
-        and len(value) > MAX_TEXT_BYTES // 4
-        and (size := count_bytes(value)) > MAX_TEXT_BYTES
-    ):
+    # Bytes are counted if there can be too many: a character has at most 4.
+    if not isinstance(value, str) or len(value) <= MAX_TEXT_BYTES // 4:
+        return
+    size = count_bytes(value)
+    if size > MAX_TEXT_BYTES:
         raise ValueError(
             f"{place}: the text has {size:,} bytes, at most {MAX_TEXT_BYTES:,} can be tokenized: "
             f"split it, or set "
@@ -597,23 +632,19 @@ def local_files(source: str) -> list[Path]:
     path = Path(source).expanduser()
     if not path.exists():
         raise FileNotFoundError(f"no such file or folder: {source!r}")
-    # Folders that are links are not followed, because these can form a circle.
-    files = (
-        [file for file in sorted(path.rglob("*")) if file.is_file() or file.is_symlink()]
-        if path.is_dir()
-        else [path]
-    )
-    named = [
-        file
-        for file in files
-        if not {part[0] for part in file.relative_to(path).parts} & {".", "_"}
-    ]
+    files = [path]
+    if path.is_dir():
+        # Folders that are links are not followed, because these can form a circle.
+        below = sorted(path.rglob("*"))
+        files = [file for file in below if file.is_file() or file.is_symlink()]
+    named = [file for file in files if not _is_hidden(file.relative_to(path))]
     known = [file for file in named if _format(file) in _FORMATS and file.name not in _METADATA]
     # Beside files with columns, those of JSON say something about them; two formats have two
     # meanings of a column.
-    if any(_format(file) not in _LIST and _FORMATS[_format(file)] != "text" for file in known):
+    has_columns = any(_format(file) not in _LIST and _reader(file) != "text" for file in known)
+    if has_columns:
         known = [file for file in known if _format(file) not in _LIST]
-    readers = {_FORMATS[_format(file)] for file in known}
+    readers = {_reader(file) for file in known}
     if len(readers) != 1:
         raise ValueError(
             f"{source!r} has text of {' and '.join(sorted(readers)) or 'no known'} format: name "
@@ -625,15 +656,17 @@ def local_files(source: str) -> list[Path]:
         raise ValueError(f"{source!r} is empty: name a source with text")
     require_distinct([str(file.resolve()) for file in filled])
     if path.is_dir():
-        skipped = (
-            {*files}
-            - {*filled}
-            - {file for file in {*files} - {*named} if _format(file) not in _FORMATS}
-        )
-        _say_what_is_read(
-            source, len(filled), tuple(str(file.relative_to(path)) for file in sorted(skipped))
-        )
+        # A file that is hidden is mentioned if it has text.
+        hidden = {*files} - {*named}
+        unmentioned = {file for file in hidden if _format(file) not in _FORMATS}
+        skipped = sorted({*files} - {*filled} - unmentioned)
+        names = tuple(str(file.relative_to(path)) for file in skipped)
+        _say_what_is_read(source, len(filled), names)
     return filled
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith((".", "_")) for part in path.parts)
 
 
 @cache  # so that it is said once
@@ -648,4 +681,10 @@ def _say_what_is_read(source: str, number: int, skipped: tuple[str, ...]) -> Non
 
 def _format(file: Path) -> str:
     suffixes = [suffix.lower() for suffix in file.suffixes]
-    return "".join(suffixes[-2:] if suffixes[-1:] in ([".gz"], [".zst"]) else suffixes[-1:])
+    is_compressed = suffixes[-1:] in ([".gz"], [".zst"])
+    return "".join(suffixes[-2:] if is_compressed else suffixes[-1:])
+
+
+def _reader(file: Path) -> str:
+    """Return how a file with a known ending is read."""
+    return _FORMATS[_format(file)]
