@@ -123,13 +123,15 @@ def evaluation_table(results: Results, *, baseline: str | None = None) -> tuple[
             asked the same.
     """
     trained = {each.run: each for each in results.checkpoints if each.objective != START}
-    if len(trained) < 2 and baseline != START:
-        present = "no run"
-        for run in trained.values():
-            present = f"only {run.folder} ({run.setting}, {run.objective})"
+    if not trained and baseline != START:
         raise ValueError(
-            f"nothing to compare: there is {present}; for a single model use `tfidf-tune probe "
-            "audit`"
+            "nothing to compare: there is no run; for a single model use `tfidf-tune probe audit`"
+        )
+    if len(trained) == 1 and baseline != START:
+        (run,) = trained.values()
+        raise ValueError(
+            f"nothing to compare: there is only {run.folder} ({run.setting}, {run.objective}); for "
+            f"a single model use `tfidf-tune probe audit`"
         )
     objectives, table = comparable_runs(results, baseline)
     totals = totals_by_unit(results.scores)

@@ -241,10 +241,8 @@ def trade_off(settings: Mapping[str, Mapping[str, Course]]) -> "Drawing":
             perplexities += [*path_x, *course.perplexity]
             averages += [*path_y, *course.lms]
             floors.append(course.controls)
-        floors = [floor for floor in floors if not math.isnan(floor)]
-        perplexities = [value for value in perplexities if not math.isnan(value)]
-        averages = [value for value in averages if not math.isnan(value)]
-        set_axes(axes, perplexities, [*averages, *floors])
+        floors = _without_nan(floors)
+        set_axes(axes, _without_nan(perplexities), [*_without_nan(averages), *floors])
         if floors:
             floor = float(np.mean(floors))
             axes.axhspan(min(floors), max(floors), color="0.4", alpha=0.2, linewidth=0, zorder=1)
@@ -260,6 +258,10 @@ def trade_off(settings: Mapping[str, Mapping[str, Course]]) -> "Drawing":
     for axes, named, others in labels:
         figures.label_points(axes, named, others)
     return figure
+
+
+def _without_nan(values: Sequence[float]) -> list[float]:
+    return [value for value in values if not math.isnan(value)]
 
 
 def set_axes(axes: "Axes", perplexity: Sequence[float], lms: Sequence[float]) -> None:

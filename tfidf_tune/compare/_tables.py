@@ -316,9 +316,9 @@ def unshown_objectives(results: Results, evaluations: pd.DataFrame) -> set[tuple
     """
     unshown = set()
     for setting, objective, having in having_at_last(evaluations, LMS):
-        controls = [positive_control_of(results, checkpoint) for checkpoint in having.index]
-        if any(control.problem for control in controls):
-            unshown.add((setting, objective))
+        for checkpoint in having.index:
+            if positive_control_of(results, checkpoint).problem:
+                unshown.add((setting, objective))
     return unshown
 
 
@@ -417,10 +417,14 @@ def _prompt_caveats(results: Results, probed: _Groups, single: pd.DataFrame) -> 
     approximate = []
     lost = []
     for setting, objective, having in probed:
-        checkpoints = [results.checkpoints[number] for number in having.index]
-        if any(checkpoint.text_prompts for checkpoint in checkpoints):
+        is_approximate = False
+        num_lost = 0
+        for number in having.index:
+            checkpoint = results.checkpoints[number]
+            is_approximate = is_approximate or checkpoint.text_prompts
+            num_lost += checkpoint.lost_prompts
+        if is_approximate:
             approximate.append(f"{setting}, {objective}")
-        num_lost = sum(checkpoint.lost_prompts for checkpoint in checkpoints)
         if num_lost:
             is_asked = single["checkpoint"].isin(having.index) & (single["metric"] == "lms")
             lost.append(f"{num_lost} of {is_asked.sum()} of {setting}, {objective}")
