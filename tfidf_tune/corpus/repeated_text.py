@@ -303,11 +303,6 @@ def _index_of_kept(
     )
 
 
-def _bytes_in_documents(frame: Stretch) -> int:
-    num_documents = frame.documents or 0
-    return num_documents * frame.num_bytes
-
-
 def _num_removed(clusters: Path, num_files: int) -> int:
     return sum(len(clusters_of_file(clusters, rank)[0]) for rank in range(num_files))
 
@@ -436,7 +431,7 @@ class _Windows(NamedTuple):
 
     def take(self, chosen: npt.NDArray[np.bool_] | slice) -> "_Windows":
         """Return some of the windows."""
-        return _Windows(*(column[chosen] for column in self))
+        return _Windows._make(column[chosen] for column in self)
 
 
 class _Measured:

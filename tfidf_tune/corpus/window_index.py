@@ -109,7 +109,8 @@ def _ranges(starts: Places, lengths: Places) -> Places:
     # Counted through, these are 0, 1, 2, 3, 4: a range is shifted by its start, 5 and 20, less the
     # numbers before it, 0 and 3.
     before = np.cumsum(lengths) - lengths
-    return np.arange(lengths.sum()) + np.repeat(starts - before, lengths)
+    numbers: Places = np.arange(lengths.sum()) + np.repeat(starts - before, lengths)
+    return numbers
 
 
 def hashes(batch: TextBatch, words: Places, num_bytes: int | Places) -> Hashes:
