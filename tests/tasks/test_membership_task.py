@@ -125,6 +125,7 @@ def test_what_a_model_recites_is_detected_and_read_back_with_the_reference(
     assert set(made.checkpoints[0].asked) == {"passages"}
     # The log has each response once as a pair, not the scores of all tokens.
     assert all(len(sample["filtered_resps"][0]) == 2 for sample in output.samples(TASK))
+    assert all(isinstance(sample["auc_min_k"][1], float) for sample in output.samples(TASK))
     assert max(len(json.dumps(sample["resps"])) for sample in output.samples(TASK)) < 80
 
 

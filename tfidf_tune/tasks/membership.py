@@ -149,7 +149,9 @@ def process_results(doc: dict[str, Any], results: list[tuple[float, bool]]) -> d
     }
     attacks = membership_scores({name: np.array(value) for name, value in scores.items()})
     for attack, metric in _AUC_METRICS.items():
-        metrics[metric] = (is_target, attacks.get(attack))
+        score = attacks.get(attack)
+        # A number, because the harness would log an array as text.
+        metrics[metric] = (is_target, None if score is None else float(score))
     metrics["round_trip"] = float(doc["round_trip"])
     metrics["num_not_round_trip"] = float(not doc["round_trip"])
     return metrics
