@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> None:
     name = options.config
     overrides = options.overrides
     if options.named is not None:
-        if name is not None:
+        if name:
             overrides = [name, *overrides]
         name = options.named
     if name is None:
