@@ -9,8 +9,8 @@ them is by hand.
     <!-- table: operating_points frontier.jsonl -->
     <!-- end -->
 
-Figures are files in research/results, one for each model of frontier.jsonl; the first of
-docs/results.md is beside it.
+Figures are files in research/results, one for each model of frontier.jsonl. The first figure of
+docs/results.md is docs/results/summary.svg.
 """
 
 import json

@@ -67,7 +67,7 @@ def test_trainers(names, heading, stock, weighted):
         given["dataset"] = [{"input_ids": [3, 1, 2, 1, 5], "labels": [3, 1, 2, 1, 5]}] * 16
     exec(code, given)
 
-    assert len(code.splitlines()) == 7
+    assert len(code.splitlines()) == 5
     assert type(given["trainer"]) is weighted
     assert len(logs_of(given["trainer"])) == 2
     assert all(entry["weight_std"] > 0 for entry in logs_of(given["trainer"]))

@@ -15,7 +15,6 @@ from tfidf_tune.audit._measures import Bound, parse_bounds, require_possible
 from tfidf_tune.audit._plan import Plan, describe_requests, resolve
 from tfidf_tune.audit._report import audit_report
 from tfidf_tune.audit._spec import AuditSpec, output_folder
-from tfidf_tune.probe.run_identity import START
 from tfidf_tune.report import Report, require_report_folder, write_report
 from tfidf_tune.results import import_results
 
@@ -244,10 +243,8 @@ def _judge(
 ) -> AuditResult:
     """Write the report and ``audit.json``, which ``inputs`` are added to."""
     results = import_results([evaluated])
-    runs = {checkpoint.run: checkpoint for checkpoint in results.checkpoints}
-    folders = {
-        run: checkpoint.folder for run, checkpoint in runs.items() if checkpoint.objective != START
-    }
+    trained = [checkpoint for checkpoint in results.checkpoints if not checkpoint.is_start]
+    folders = {checkpoint.run: checkpoint.folder for checkpoint in trained}
     if len(folders) > 1:
         raise ValueError(
             f"{evaluated} holds the results of several runs: name one of "

@@ -1,7 +1,6 @@
 """One model without a comparison: does it recite its training text more than text it never saw?"""
 
 import json
-import math
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -13,7 +12,6 @@ import pandas as pd
 from tfidf_tune._printing import counted
 from tfidf_tune.audit import _measures as audit
 from tfidf_tune.probe.attacks import ATTACKS
-from tfidf_tune.probe.run_identity import START
 from tfidf_tune.report.document import (
     Continuation,
     Example,
@@ -22,6 +20,7 @@ from tfidf_tune.report.document import (
     Report,
     Section,
     Table,
+    finite,
     joined,
 )
 from tfidf_tune.results import Checkpoint, Results
@@ -34,7 +33,7 @@ from tfidf_tune.results.intervals import (
     binomial_upper_bound,
 )
 from tfidf_tune.results.membership_table import is_detectable, membership_table
-from tfidf_tune.results.positive_control import PositiveControl, positive_control_of
+from tfidf_tune.results.positive_control import PositiveControl, Reading, positive_control_of
 from tfidf_tune.results.recited import Recited
 from tfidf_tune.results.wording import (
     AT_CHANCE,
@@ -130,7 +129,7 @@ def audit_report(
             "target: evaluate tfidf_memorization with a probe file that has targets"
         )
     # The start of a run, which is evaluated beside its milestones, is audited by itself.
-    trained = [number for number in probed if results.checkpoints[number].objective != START]
+    trained = [number for number in probed if not results.checkpoints[number].is_start]
     at = (trained or probed)[-1]
     notes = Footnotes()
     facts = audit.Facts(results, at)
@@ -460,7 +459,7 @@ def _summary(
         "positive_control": {
             "state": control.state,
             "reason": control.problem or control.not_applicable,
-            "readings": [_without_nan(reading._asdict()) for reading in control.readings],
+            "readings": [_as_json(reading) for reading in control.readings],
         },
         "limits": limits,
         "passed": within_limits and is_shown,
@@ -468,13 +467,8 @@ def _summary(
     }
 
 
-def _without_nan(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields with None in the place of NaN, which JSON does not have."""
-    known = {}
-    for key, value in fields.items():
-        is_nan = isinstance(value, float) and math.isnan(value)
-        known[key] = None if is_nan else value
-    return known
+def _as_json(reading: Reading) -> dict[str, Any]:
+    return {key: finite(value) for key, value in reading._asdict().items()}
 
 
 def _recited_summary(recited: Recited) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def evaluation_table(results: Results, *, baseline: str | None = None) -> tuple[
         ValueError: If there is only one run, no run has the baseline, or runs of a model were not
             asked the same.
     """
-    trained = {each.run: each for each in results.checkpoints if each.objective != START}
+    trained = {each.run: each for each in results.checkpoints if not each.is_start}
     if not trained and baseline != START:
         raise ValueError(
             "nothing to compare: there is no run; for a single model use `tfidf-tune probe audit`"
@@ -131,7 +131,7 @@ def evaluation_table(results: Results, *, baseline: str | None = None) -> tuple[
         (run,) = trained.values()
         raise ValueError(
             f"nothing to compare: there is only {run.folder} ({run.setting}, {run.objective}); for "
-            f"a single model use `tfidf-tune probe audit`"
+            "a single model use `tfidf-tune probe audit`"
         )
     objectives, table = comparable_runs(results, baseline)
     totals = totals_by_unit(results.scores)

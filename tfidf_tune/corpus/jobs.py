@@ -105,8 +105,7 @@ class TaskRunner:
         if failed:
             raise ChildProcessError(
                 f"{doing}: {len(failed)} of {num_tasks} tasks failed on Slurm; see the logs in "
-                f"{folder}. Run the same "
-                "command again to retry them"
+                f"{folder}. Run the same command again to retry them"
             )
 
 
@@ -141,8 +140,7 @@ def _run_in_workers(
     except BrokenProcessPool as error:
         raise ChildProcessError(
             f"{doing}: one of {num_jobs} processes was killed, perhaps because memory was short. "
-            f"Run the same "
-            "command again, with fewer jobs, to go on"
+            "Run the same command again, with fewer jobs, to go on"
         ) from error
     finally:
         os.close(pipe[1])

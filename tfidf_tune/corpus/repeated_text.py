@@ -42,8 +42,8 @@ DIFFERING = Deduplication("minhash", threshold=0.3, ngram=5)
 the words were replaced, and connects 1 of 1,574 paragraphs of Wikipedia with another."""
 TUNED = Deduplication("minhash", threshold=0.11, ngram=2)
 """The definition that was best in our measurements, on text of which most is a copy. On other text
-it connects nearly all documents of one kind, so that it tells what it would remove, but not what is
-a copy."""
+it connects nearly all documents of one kind. Its count is therefore the number of documents that it
+would remove, not the number of copies."""
 LARGE_SHARE = 0.1
 """A stretch in more than this share of the documents is a frame."""
 

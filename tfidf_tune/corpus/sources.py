@@ -57,8 +57,7 @@ def embedded_documents(split: str) -> list[str]:
     if not documents:
         raise ValueError(
             f"no document of the embedded corpus is in {split!r}: its splits have {sizes} "
-            f"documents, a slice is "
-            "written 'train[:60%]' or 'validation[10:20]'"
+            "documents, a slice is written 'train[:60%]' or 'validation[10:20]'"
         )
     return documents
 
@@ -248,7 +247,7 @@ def _texts(values: Iterable[str | None], source: str, column: str) -> Iterator[s
     if num_missing:  # a row of a file with mixed columns has None where it lacks a column
         logger.warning(
             f"{source}: {num_missing:,} of {num_rows:,} rows have nothing in column {column!r}: "
-            f"left out"
+            "left out"
         )
 
 
@@ -294,8 +293,7 @@ def _checked(
             if not isinstance(value, kind | None):
                 raise ValueError(
                     f"{row.place}: column {column!r} holds {type(value).__name__}, not "
-                    f"{kind.__name__}: name another "
-                    f"of {sorted(present)}"
+                    f"{kind.__name__}: name another of {sorted(present)}"
                 )
             check_length(value, row.place)
         yield row
@@ -304,7 +302,7 @@ def _checked(
         if {"messages", "conversations", "instruction", "completion"} & present:
             raise ValueError(
                 f"{source!r} has no column {min(missing)!r}{rows_read}, only {sorted(present)}: "
-                f"take the config mine/lora_chat or mine/full_chat"
+                "take the config mine/lora_chat or mine/full_chat"
             )
         first = min(present)
         raise ValueError(
@@ -335,8 +333,7 @@ def _rows_of_file(
         encoding = " in UTF-8 (`iconv -f LATIN1 -t UTF-8` converts)" if is_text else ""
         raise ValueError(
             f"cannot read {str(file)!r}; is it a complete {reader} file{encoding}? "
-            f"{type(error).__name__} after "
-            f"{place}: {error}"
+            f"{type(error).__name__} after {place}: {error}"
         ) from error
 
 
@@ -351,7 +348,7 @@ def _lines(file: Path, most: int) -> Iterator[tuple[str, bytes]]:
             if number == 1 and _is_wide(line):
                 raise ValueError(
                     f"{str(file)!r} is in UTF-16 or UTF-32: convert it, for example by `iconv -f "
-                    f"UTF-16 -t UTF-8`"
+                    "UTF-16 -t UTF-8`"
                 )
             if len(line) == most:
                 raise ValueError(
@@ -380,7 +377,7 @@ def _text_rows(file: Path, sample_by: SampleBy) -> Iterator[PlacedRow]:
             if size >= _MAX_ROW_BYTES:
                 raise ValueError(
                     f"{place}: a row has more than {_MAX_ROW_BYTES >> 20} MiB: divide it, or "
-                    f"remove it"
+                    "remove it"
                 )
             is_empty = not part.rstrip(b"\r\n")
             if sample_by == "line" or (sample_by == "paragraph" and is_empty):
@@ -523,8 +520,7 @@ def _rows_of_hub(source: str, name: str | None, split: str) -> Iterator[PlacedRo
     except Exception as error:  # the hub has its own error types; a row can be too long for memory
         raise ValueError(
             f"cannot load the data set {source!r} (name {name!r}, split {split!r}) from the "
-            f"Hugging Face hub. "
-            f"{type(error).__name__} after row {number}: {error}"
+            f"Hugging Face hub. {type(error).__name__} after row {number}: {error}"
         ) from error
 
 
@@ -541,8 +537,7 @@ def warn_of_short_documents(source: str, sample_by: SampleBy, lengths: Sequence[
     if middle < _SHORT_DOCUMENT:
         logger.warning(
             f"{source}: each line is a document, with a median of {middle:g} tokens. If lines "
-            f"belong together, set "
-            "sample_by to paragraph or document"
+            "belong together, set sample_by to paragraph or document"
         )
 
 
@@ -579,7 +574,7 @@ def require_distinct(files: Sequence[str]) -> None:
         if count > 1:
             raise ValueError(
                 f"{file} is named twice, perhaps by a link, so that all of it would be duplicated: "
-                f"name it once"
+                "name it once"
             )
 
 
@@ -616,8 +611,7 @@ def check_length(value: Any, place: str) -> None:
     if size > MAX_TEXT_BYTES:
         raise ValueError(
             f"{place}: the text has {size:,} bytes, at most {MAX_TEXT_BYTES:,} can be tokenized: "
-            f"split it, or set "
-            "sample_by (--sample-by) to line or paragraph (.txt)"
+            "split it, or set sample_by (--sample-by) to line or paragraph (.txt)"
         )
 
 
@@ -648,8 +642,7 @@ def local_files(source: str) -> list[Path]:
     if len(readers) != 1:
         raise ValueError(
             f"{source!r} has text of {' and '.join(sorted(readers)) or 'no known'} format: name "
-            f"files that all end "
-            f"in one of {', '.join(_FORMATS)}"
+            f"files that all end in one of {', '.join(_FORMATS)}"
         )
     filled = [file for file in known if file.stat().st_size]
     if not filled:

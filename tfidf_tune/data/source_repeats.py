@@ -37,8 +37,8 @@ def repeats_of_source(
         cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
 
     Returns:
-        Repeats | None: the numbers; None if the source is no file, larger than :data:`MOST_BYTES`,
-            or the extra ``scale`` is not installed.
+        Repeats | None: the numbers. None if the source is not local, if its files are larger than
+            :data:`MOST_BYTES`, or if the extra ``scale`` is not installed.
     """
     if not is_local(place.source) or find_spec("datatrove") is None:
         return None

@@ -186,8 +186,8 @@ class _Search:
     of 3 tokens of a stream is looked for among the hashes of ``a b c`` and ``b c d``::
 
         stream   x  a  b  c  d  y
-        window      a  b  c         the runs 0 and 1 start so; both are there in full
-                       b  c  d      run 2 starts so; the stream goes on with y, not with e
+        window      a  b  c         the start of runs 0 and 1, which are both there in full
+                       b  c  d      the start of run 2, which does not follow: y is not e
     """
 
     def __init__(self, runs: Sequence[TokenArray]) -> None:

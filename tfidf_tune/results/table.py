@@ -156,6 +156,11 @@ class Checkpoint:
         return self.model, self.objective, self.learning_rate, self.seed
 
     @property
+    def is_start(self) -> bool:
+        """Whether it is the model that runs were started from, which no objective has trained."""
+        return self.objective == START
+
+    @property
     def is_identified(self) -> bool:
         """Whether it is known under which objective the model was trained."""
         return self.objective != UNKNOWN_OBJECTIVE

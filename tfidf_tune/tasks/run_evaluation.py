@@ -34,11 +34,6 @@ def milestones(folder: Path) -> list[Path]:
     return [numbers[percent] for percent in sorted(numbers)]
 
 
-def is_run(path: str) -> bool:
-    """Return whether a path is the folder of a run with milestones."""
-    return bool(milestones(Path(path).expanduser()))
-
-
 def tasks_of_run(folder: Path) -> tuple[list[str], dict[str, Any]]:
     """Return the tasks for the passages of a run, and their settings.
 

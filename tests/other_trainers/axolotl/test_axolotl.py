@@ -250,7 +250,8 @@ def test_the_example_runs_by_the_command_and_resumes(files, tmp_path):
         logged(resumed, "loss", "grad_norm", *WEIGHTS), logged(whole, "loss", "grad_norm", *WEIGHTS)
     )
     assert_close(logged(resumed, *MONITORED), logged(whole, *MONITORED))
-    adapters, weightings = [], []
+    adapters = []
+    weightings = []
     for checkpoint in (tmp_path / "resumed" / last, folder / last):
         adapters.append(load_file(checkpoint / "adapter_model.safetensors"))
         weightings.append(torch.load(checkpoint / "token_weighting.pth"))
