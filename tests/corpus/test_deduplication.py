@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from helpers.fakes.data import write_rows
 from omegaconf import OmegaConf
 
 from tfidf_tune.corpus.deduplication import Deduplication
@@ -190,15 +191,17 @@ def test_text_data_sets_remove_copies_too(tokenizer, tmp_path):
         if number == 1:
             expected.append(plain[31])
         assert [*dataset] == expected
-    copied = tmp_path / "blocks.txt"
-    copied.write_text("one two three four five six seven eight\n" * 40)
-    blocks = {"source": str(copied), "block_size": 8, "cache_dir": str(tmp_path / "cache")}
-    dataset, full = (
-        text_blocks_dataset(tokenizer, deduplicate=method, **blocks) for method in ("exact", "none")
+    # Blocks are cut from the documents that stay, so that copies are found wherever they are.
+    kept = write_rows(tmp_path / "kept.jsonl", texts)
+    arguments = {"block_size": 32, "cache_dir": str(tmp_path / "cache")}
+    expected = text_blocks_dataset(tokenizer, source=kept, **arguments)
+    dataset = text_blocks_dataset(tokenizer, source=str(file), deduplicate="minhash", **arguments)
+    assert (dataset.num_documents, dataset.num_removed) == (32, 2)
+    np.testing.assert_array_equal(dataset.blocks, expected.blocks)
+    few = text_blocks_dataset(
+        tokenizer, source=str(file), deduplicate="minhash", num_blocks=3, **arguments
     )
-    assert dataset.num_removed == len(full) - len(dataset) > 0
-    np.testing.assert_array_equal(np.unique(full.blocks, axis=0), np.unique(dataset.blocks, axis=0))
-    assert len(np.unique(dataset.blocks, axis=0)) == len(dataset)
+    np.testing.assert_array_equal(few.blocks, expected.blocks[:3])
 
 
 def test_the_section_is_a_method_or_a_mapping():

@@ -158,7 +158,7 @@ CASES = [
             "block_size": [Pair(16, 24)],
             "num_blocks": [Pair(None, 3), Pair(2, 3)],
             "holdout": [Pair(0.0, 0.3), Pair(0.1, 0.2)],
-            "deduplicate": [Pair("none", "exact", {"block_size": 1})],
+            "deduplicate": DEDUPLICATE,
         },
     ),
     Case(

@@ -211,7 +211,10 @@ def repetitive_file(tmp_path):
             " ".join([words(rng, 60), *inserted, words(rng, 30)])
             + ("<|endoftext|>" if number % 7 == 0 else "")
         )
-    return write_rows(tmp_path / "repetitive.jsonl", [*rows, rows[1]]), often, less
+    near_copy = rows[2].split()
+    near_copy[len(near_copy) // 2] = "another"
+    rows += [rows[1], " ".join(near_copy)]
+    return write_rows(tmp_path / "repetitive.jsonl", rows), often, less
 
 
 def occurrences(stream, ids):
@@ -225,9 +228,11 @@ def occurrences(stream, ids):
     return found
 
 
-@pytest.mark.parametrize("deduplicate", ["none", "exact"])
+@pytest.mark.parametrize(
+    ("deduplicate", "copies"), [("none", []), ("exact", [60]), ("minhash", [60, 61])]
+)
 def test_held_out_windows_are_all_that_training_lacks_and_targets_have_their_natural_counts(
-    tokenizer, repetitive_file, tmp_path, deduplicate
+    tokenizer, repetitive_file, tmp_path, deduplicate, copies
 ):
     file, often, less = repetitive_file
     arguments = {
@@ -237,30 +242,36 @@ def test_held_out_windows_are_all_that_training_lacks_and_targets_have_their_nat
         "deduplicate": deduplicate,
     }
     as_it_is = text_blocks_dataset(tokenizer, **arguments)
+    with_copies = text_blocks_dataset(
+        tokenizer, holdout=0.05, **{**arguments, "deduplicate": "none"}
+    )
     probe = tmp_path / "probe.jsonl"
     dataset = text_blocks_dataset(tokenizer, holdout=0.05, probe_file=str(probe), **arguments)
 
     assert as_it_is.passages == []
     assert read_probe_file(probe) == dataset.passages
-    assert dataset.num_documents == 61
+    assert (dataset.num_documents, dataset.num_removed) == (62, len(copies))
     targets = [passage for passage in dataset.passages if passage.kind == "target"]
     controls = [passage for passage in dataset.passages if passage.kind == "control"]
     assert len(targets) == len(controls) >= 10
     documents = [*encode_texts(tokenizer, load_documents(file))]
     assert 0.04 < sum(len(one.token_ids) for one in controls) / sum(map(len, documents)) <= 0.05
 
-    # What is trained on is the text without the controls, each a run of one document.
-    rest = [ids.tolist() for ids in documents]
+    # What is trained on is the text without the controls, each a run of one document, and without
+    # documents that are copies.
+    rest = [(ids.tolist(), number) for number, ids in enumerate(documents)]
     for control in controls:
         found = []
-        for number, ids in enumerate(rest):
-            found += [(number, start) for start in occurrences(ids, control.token_ids)]
-        [(number, start)] = found
-        before = rest[number][:start]
-        after = rest[number][start + 32 :]
-        rest[number : number + 1] = [part for part in (before, after) if part]
+        for place, (ids, _) in enumerate(rest):
+            found += [(place, start) for start in occurrences(ids, control.token_ids)]
+        [(place, start)] = found
+        ids, number = rest[place]
+        parts = [ids[:start], ids[start + 32 :]]
+        rest[place : place + 1] = [(part, number) for part in parts if part]
     stream = []
-    for ids in rest:
+    for ids, number in rest:
+        if number in copies:
+            continue
         stream += ids
         if ids[-1] != tokenizer.eos_id:
             stream.append(tokenizer.eos_id)
@@ -268,12 +279,7 @@ def test_held_out_windows_are_all_that_training_lacks_and_targets_have_their_nat
     assert tokenizer.eos_id not in {
         *np.array(stream)[np.flatnonzero(np.diff(stream) == 0)].tolist()
     }
-    kept = (
-        sorted(np.unique(blocks, axis=0, return_index=True)[1])
-        if deduplicate == "exact"
-        else range(len(blocks))
-    )
-    np.testing.assert_array_equal(dataset.blocks, blocks[kept])
+    np.testing.assert_array_equal(dataset.blocks, blocks)
 
     # Where targets are, and how often; the most frequent is in five documents.
     trained = dataset.blocks.flatten().tolist()
@@ -281,12 +287,16 @@ def test_held_out_windows_are_all_that_training_lacks_and_targets_have_their_nat
         assert [32 * block + offset for block, offset in target.positions] == occurrences(
             trained, target.token_ids
         )
-        assert target.num_injections == len(target.positions) > 0
+        assert target.num_injections == len(target.positions)
     counts = [target.num_injections for target in targets]
-    if deduplicate == "none":
+    if not copies:
         assert counts[:2] == [5, 3]
         assert counts == sorted(counts, reverse=True)
-    assert counts[-1] == 1
+        assert counts[-1] == 1
+    # The same questions with and without copies.
+    assert [passage.token_ids for passage in dataset.passages] == [
+        passage.token_ids for passage in with_copies.passages
+    ]
     for target, text in zip(targets, (often, less), strict=False):
         assert target.text.strip() in text
     assert text_blocks_dataset(tokenizer, holdout=0.05, **arguments).passages == dataset.passages, (

@@ -212,6 +212,16 @@ def test_the_objective_is_named_by_the_loss_and_the_model_by_checkpoint_and_meth
             "TF-IDF",
             7,
         )
+    removals = (
+        ("[{deduplicate: none}, {source: x}]", ""),
+        ("{deduplicate: exact}", ", exact copies removed"),
+        ("[{deduplicate: minhash}, {deduplicate: minhash}]", ", near copies removed"),
+        ("{deduplicate: {threshold: 0.11}}", ", near copies removed (threshold=0.11)"),
+        ("[{deduplicate: minhash}, {source: x}]", ", copies removed from a part"),
+    )
+    for number, (dataset, removed) in enumerate(removals):
+        _, objective, _ = named(tmp_path / f"data{number}", f"{CONFIG}dataset: {dataset}\n")
+        assert objective == f"TF-IDF{removed}"
 
 
 def test_what_no_run_made_is_not_a_run(tmp_path):

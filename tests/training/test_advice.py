@@ -12,19 +12,25 @@ from tfidf_tune.training import print_advice
 
 TEXTS = [random_text(seed) for seed in range(40)]
 WITH_PASSAGE = [f"{random_text(100 + number)} {random_text(500, 150)}" for number in range(4)]
+CE = {"_component_": "torchtune.modules.loss.LinearCrossEntropyLoss"}
+GOLDFISH = {"_component_": "tfidf_tune.loss.GoldfishCrossEntropyLoss"}
+WEIGHTED = {
+    "_component_": "tfidf_tune.loss.WeightedCrossEntropyLoss",
+    "weighting": {"_component_": "tfidf_tune.weighting.RepetitionWeighting"},
+}
 
 
 @pytest.fixture
 def advice(tmp_path, capsys):
-    """What a run with this section of a data set says."""
+    """What a run with this loss and section of a data set says."""
 
-    def said(kind, **section):
+    def said(kind, loss=None, **section):
         section = {
             "_component_": f"tfidf_tune.data.{kind}",
             "cache_dir": str(tmp_path / "cache"),
             **section,
         }
-        print_advice(OmegaConf.create({"dataset": section}))
+        print_advice(OmegaConf.create({"dataset": section, "loss": loss or GOLDFISH}))
         return capsys.readouterr().err.splitlines()
 
     return said
@@ -38,9 +44,21 @@ def test_the_advice_is_that_of_data_copies_and_follows_the_data_set(advice, tmp_
         f"Advice: {DOCUMENTS}",
         f"Advice: {STRETCHES}",
     ]
-    assert advice("text_blocks_dataset", source=both, deduplicate="minhash") == [
-        f"Advice: {STRETCHES}"
+    # What the run does already is only named, by whichever loss and section.
+    assert advice("text_blocks_dataset", CE, source=both, deduplicate="minhash") == [
+        f"Advice: {DOCUMENTS.as_followed}",
+        f"Advice: {STRETCHES}",
     ]
+    removal = {"threshold": 0.7}
+    assert advice("text_blocks_dataset", WEIGHTED, source=both, deduplicate=removal) == [
+        f"Advice: {DOCUMENTS.as_followed}",
+        f"Advice: {STRETCHES.as_followed}",
+    ]
+    assert advice("text_blocks_dataset", CE, source=both, deduplicate="exact") == [
+        f"Advice: {DOCUMENTS}",
+        f"Advice: {STRETCHES}",
+    ]
+    assert advice("text_blocks_dataset", CE, source=plain) == [f"Advice: {NOTHING.as_followed}"]
     columns = write_rows(
         tmp_path / "columns.jsonl", [{"body": text} for text in [*TEXTS, TEXTS[0]]]
     )

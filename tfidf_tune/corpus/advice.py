@@ -31,13 +31,19 @@ class Advice(NamedTuple):
         text = f"{self.text[0].upper()}{self.text[1:]}"
         return f"{text}: {self.advice} ({self.setting}). {self.reason}"
 
+    @property
+    def as_followed(self) -> str:
+        """What a run that has the setting says."""
+        text = f"{self.text[0].upper()}{self.text[1:]}"
+        return f"{text}: this run follows it ({self.setting})."
+
 
 NOTHING = Advice(
     "nothing repeats",
     "plain cross-entropy, then an audit",
     "loss=ce",
-    "Nothing here reduces what is not there: cross-entropy recites by chance, repetition weights "
-    "raise perplexity by 2 %, TF-IDF weights by 26 %.",
+    "Cross-entropy recites such text by chance; repetition weights raise perplexity by 2 %, TF-IDF "
+    "weights by 26 %.",
 )
 DOCUMENTS = Advice(
     "copies of documents",
@@ -53,10 +59,10 @@ STRETCHES = Advice(
     "to be removed.",
 )
 FRAME = Advice(
-    "a stretch in more than a tenth of the documents, which the model has to write",
-    "cross-entropy on deduplicated documents, then an audit",
+    "a stretch in more than a tenth of the documents (a frame)",
+    "cross-entropy without copies of documents, then an audit",
     "loss=ce dataset.deduplicate=minhash",
-    "Repetition weights do not learn such a frame.",
+    "Repetition weights do not learn a frame: take them only if the model need not write it.",
 )
 ADVICE = (NOTHING, DOCUMENTS, STRETCHES, FRAME)
 """All advice, in the order of the pages."""

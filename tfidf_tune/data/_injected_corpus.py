@@ -22,7 +22,6 @@ from tfidf_tune.data.text import (
     BLOCK_SIZE,
     blocks_and_lengths,
     cut_blocks,
-    places_in_blocks,
     split_at_eos,
 )
 from tfidf_tune.passages.copies import NOISE_KINDS, NoiseKind, NoisyCopy, draw_slots, noisy_copy
@@ -308,7 +307,7 @@ def injected_corpus_dataset(
                     draft.fields["changes"].append(copy.changes)
 
         np.save(folder / "blocks.npy", blocks[kept])
-        np.save(folder / "continues.npy", sequences.still_continues(continues, kept))
+        np.save(folder / "continues.npy", still_continues(continues, kept))
         write_probe_file(folder / "probe.jsonl", make_passages(tokenizer, drafts, num_targets))
         return {
             "num_left_out": material.num_left_out,
@@ -338,6 +337,48 @@ def injected_corpus_dataset(
     return InjectedCorpusDataset(
         blocks, passages=passages, continues=continues, probe_file=probe, **counts
     )
+
+
+def places_in_blocks(
+    starts: Positions, lengths: Positions | int, kept: Mask, block_size: int
+) -> tuple[Mask, Positions]:
+    """Find runs of the text that was cut into blocks, of which only those of ``kept``, bool
+    ``[num_blocks]``, stay.
+
+    Returns which runs are complete, in kept blocks alone, and ``[block, offset]`` among these,
+    int64 ``[num_runs, 2]``.
+    """
+    # Runs of 6 tokens in four blocks of 4, the second of which is removed:
+    #
+    #   kept                 1  0  1  1
+    #   kept before each     0  1  1  2  3     (also before the end)
+    #   run from 1           in blocks 0 and 1: 1 - 0 = 1 of 2 is kept, the run is lost
+    #   run from 9           in blocks 2 and 3: 3 - 1 = 2 of 2 are kept, it starts at [1, 1]
+    first = starts // block_size
+    end = -(-(starts + lengths) // block_size)
+    num_kept_before = np.cumsum(np.append(0, kept))
+    # What is after the last block is lost.
+    num_before_first = num_kept_before[np.minimum(first, len(kept))]
+    num_before_end = num_kept_before[np.minimum(end, len(kept))]
+    is_complete = num_before_end - num_before_first == end - first
+    return is_complete, np.stack([num_before_first, starts % block_size], axis=1)
+
+
+def still_continues(continues: Mask, kept: Mask) -> Mask:
+    """Return which of the rows that are kept continue the text of the previous kept row, bool
+    ``[num_kept]``.
+
+    If row c is removed from the rows a, b, c and d of one document, b continues a, but d does not
+    continue b::
+
+        row            a  b  c  d
+        continues      0  1  1  1
+        kept           1  1  0  1
+        is_after_kept  0  1  1  0
+        returned       0  1     0
+    """
+    is_after_kept = np.append(False, kept[:-1])
+    return np.asarray((continues & is_after_kept)[kept])
 
 
 def _gather(

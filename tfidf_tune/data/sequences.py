@@ -48,7 +48,8 @@ class TextBlocksDataset(Dataset[dict[str, list[int]]]):
     Attributes:
         blocks (TokenArray): int32 of shape ``[num_blocks, block_size]``; may be memory-mapped.
         num_documents (int | None): documents that they were made of. Default: None, not known
-        num_removed (int): blocks that deduplication removed. Default: 0
+        num_removed (int): documents that deduplication removed, of an injected corpus blocks.
+            Default: 0
         passages (Sequence[Passage]): targets, which the blocks have, then controls, which they do
             not. Default: none
         continues (npt.NDArray[np.bool_] | None): shape ``[num_blocks]``: whether a block continues
@@ -109,7 +110,7 @@ class SequenceDataset(Dataset[dict[str, list[int]]]):
             whose prompt was.
         num_cut_targets (int): examples whose target was cut.
         num_left_out (int): pieces of one token, or rows that gave no example.
-        num_removed (int): sequences that deduplication removed.
+        num_removed (int): documents that deduplication removed.
         num_tokens (int): tokens of all sequences, prompts included.
     """
 
@@ -179,25 +180,6 @@ def missing_ends(
     if np.array_equal(ids[len(ids) - len(eos) :], eos):
         after = eos[:0]
     return before, after
-
-
-def still_continues(
-    continues: npt.NDArray[np.bool_], kept: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.bool_]:
-    """Return which of the rows that are kept continue the text of the previous kept row, bool
-    ``[num_kept]``.
-
-    If row c is removed from the rows a, b, c and d of one document, b continues a, but d does not
-    continue b::
-
-        row            a  b  c  d
-        continues      0  1  1  1
-        kept           1  1  0  1
-        is_after_kept  0  1  1  0
-        returned       0  1     0
-    """
-    is_after_kept = np.append(False, kept[:-1])
-    return np.asarray((continues & is_after_kept)[kept])
 
 
 def cache_key(

@@ -23,7 +23,6 @@ from tfidf_tune.data.sequences import (
     cached_sequences,
     missing_ends,
     pack,
-    still_continues,
 )
 from tfidf_tune.passages.holdout import HeldOut, hold_out
 from tfidf_tune.passages.probe_file import (
@@ -37,7 +36,6 @@ from tfidf_tune.passages.probe_file import (
 )
 from tfidf_tune.passages.stretches import (
     Mask,
-    Positions,
     join_documents,
     windows_with_shared_stretch,
 )
@@ -110,31 +108,6 @@ def split_at_eos(documents: Iterable[TokenArray], eos_id: int) -> list[TokenArra
     return parts
 
 
-def places_in_blocks(
-    starts: Positions, lengths: Positions | int, kept: Mask, block_size: int
-) -> tuple[Mask, Positions]:
-    """Find runs of the text that was cut into blocks, of which only those of ``kept``, bool
-    ``[num_blocks]``, stay.
-
-    Returns which runs are complete, in kept blocks alone, and ``[block, offset]`` among these,
-    int64 ``[num_runs, 2]``.
-    """
-    # Runs of 6 tokens in four blocks of 4, the second of which is removed:
-    #
-    #   kept                 1  0  1  1
-    #   kept before each     0  1  1  2  3     (also before the end)
-    #   run from 1           in blocks 0 and 1: 1 - 0 = 1 of 2 is kept, the run is lost
-    #   run from 9           in blocks 2 and 3: 3 - 1 = 2 of 2 are kept, it starts at [1, 1]
-    first = starts // block_size
-    end = -(-(starts + lengths) // block_size)
-    num_kept_before = np.cumsum(np.append(0, kept))
-    # What is after the last block is lost.
-    num_before_first = num_kept_before[np.minimum(first, len(kept))]
-    num_before_end = num_kept_before[np.minimum(end, len(kept))]
-    is_complete = num_before_end - num_before_first == end - first
-    return is_complete, np.stack([num_before_first, starts % block_size], axis=1)
-
-
 def text_blocks_dataset(
     tokenizer: TextTokenizer,
     *,
@@ -171,11 +144,12 @@ def text_blocks_dataset(
             Default: "line"
         block_size (int | None): tokens in a block; None for 256, or the tokenizer's ``max_seq_len``
             if that is less. Default: 256
-        num_blocks (int | None): number of blocks, before copies are removed. Default: None, all
+        num_blocks (int | None): number of blocks. Default: None, all
         holdout (float): the largest share of the tokens that is held out, from 0 to 0.5; the search
             takes about 30 bytes of memory per token. Default: 0.0
-        deduplicate (Deduplicate): which blocks are removed as copies, see :class:`Deduplication`.
-            Default: "none"
+        deduplicate (Deduplicate): which documents are removed as copies before the text is cut into
+            blocks, see :class:`Deduplication`. Targets and controls stay those of the text with its
+            copies. Default: "none"
         probe_file (str | None): where to write the passages, see :func:`read_probe_file`. Default:
             None, nowhere
         cache_dir (str | None): the cache. Default: ``$TFIDF_TUNE_CACHE`` or ``~/.cache/tfidf_tune``
@@ -207,33 +181,39 @@ def text_blocks_dataset(
     def build(folder: Path) -> dict[str, int]:
         eos_id = tokenizer.eos_id
         encoded = encode_texts(tokenizer, load_documents(*place))
-        held_out = None
-        if holdout:
-            documents = list(encoded)
-            lengths = [len(ids) for ids in documents]
-            # In the blocks, EOS separates documents: so does EOS in the text itself.
-            parts = split_at_eos(documents, eos_id)
-            held_out = hold_out(tokenizer, parts, block_size, holdout)
-            blocks, _ = blocks_and_lengths(held_out.rest, block_size, None, eos_id)
-        else:
+        passages: list[Passage] = []
+        num_removed = 0
+        if not holdout and deduplication.method == "none":
+            # Documents are read no further than num_blocks needs.
             blocks, lengths = blocks_and_lengths(encoded, block_size, num_blocks, eos_id)
+        else:
+            whole = list(encoded)
+            lengths = [len(ids) for ids in whole]
+            # In the blocks, EOS separates documents: so does EOS in the text itself.
+            documents = split_at_eos(whole, eos_id)
+            is_kept = deduplication.kept(documents, source, tokenizer)
+            num_removed = int((~is_kept).sum())
+            # Passages are chosen in all of the text: they are the same for the text without copies.
+            held_out = None
+            if holdout:
+                held_out = hold_out(tokenizer, documents, block_size, holdout)
+                documents = held_out.rest
+                is_kept = is_kept[held_out.documents]
+            trained = compress(documents, is_kept)
+            blocks, _ = blocks_and_lengths(trained, block_size, num_blocks, eos_id)
+            if held_out is not None:
+                passages = _passages(held_out, tokenizer, source, is_kept, blocks)
         warn_of_short_documents(source, sample_by, lengths)
         if len(blocks) < needed:
             raise ValueError(
                 f"found {len(blocks)} blocks of {block_size} tokens in {source!r}, needed "
                 f"{needed}: lower num_blocks or block_size, or name a larger source"
             )
-        kept = deduplication.kept(blocks, source, tokenizer)
-        np.save(folder / "blocks.npy", blocks[kept])
-        continues = still_continues(np.ones(len(blocks), dtype=np.bool_), kept)
-        np.save(folder / "continues.npy", continues)
-        passages = []
-        if held_out is not None:
-            passages = _passages(held_out, tokenizer, source, kept, block_size)
+        np.save(folder / "blocks.npy", blocks)
         write_probe_file(folder / "probe.jsonl", passages)
         return {
             "num_documents": len(lengths),
-            "num_removed": int((~kept).sum()),
+            "num_removed": num_removed,
             "num_passages": len(passages),
         }
 
@@ -242,6 +222,7 @@ def text_blocks_dataset(
         tokenizer,
         [place],
         deduplication=deduplication,
+        copies_of="documents",
         passages_of=source if holdout else None,
         block_size=block_size,
         num_blocks=num_blocks,
@@ -253,27 +234,46 @@ def text_blocks_dataset(
         passages = read_probe_file(folder / "probe.jsonl")
         if probe_file:
             write_probe_file(probe_file, passages)
+    blocks = np.load(folder / "blocks.npy", mmap_mode="r")
     return TextBlocksDataset(
-        np.load(folder / "blocks.npy", mmap_mode="r"),
+        blocks,
         num_documents=counts["num_documents"],
         num_removed=counts["num_removed"],
         passages=passages,
-        continues=np.load(folder / "continues.npy"),
+        continues=np.arange(len(blocks)) > 0,
     )
 
 
 def _passages(
-    held_out: HeldOut, tokenizer: TextTokenizer, source: str, kept: Mask, block_size: int
+    held_out: HeldOut, tokenizer: TextTokenizer, source: str, is_kept: Mask, blocks: TokenArray
 ) -> list[Passage]:
-    """Return the passages; the positions of targets are those in the blocks that are ``kept``."""
-    # In the blocks, EOS takes the place of each separator.
+    """Return the passages, and where targets are in the ``blocks`` of those parts of the text that
+    are kept, bool ``[num_parts]``.
+    """
+    # Parts of 4, 2 and 3 tokens, each with a separator, in whose place the blocks have EOS. Without
+    # the second, what started at 9 starts at 6:
+    #
+    #   part               0 0 0 0 | 1 1 | 2 2 2 |
+    #   start in the text  0 1 2 3 4 5 6 7 8 9 10 11
+    #   start in blocks    0 1 2 3 4 - - - 5 6 7  8
+    sizes = np.array([len(ids) + 1 for ids in held_out.rest])
+    ends = np.cumsum(sizes)
+    num_removed = np.cumsum(np.where(is_kept, 0, sizes))  # tokens, with those of the part itself
+    block_size = blocks.shape[1]
+    end_of_text = sizes.sum() // block_size * block_size
     drafts: list[PassageDraft] = []
     for ids, starts in held_out.targets:
-        is_whole, places = places_in_blocks(starts, len(ids), kept, block_size)
-        number = int(is_whole.sum())
-        if number:
-            positions = places[is_whole].tolist() if number <= MOST_POSITIONS else []
-            drafts.append(PassageDraft(ids, positions, source, {"num_injections": number}))
+        # Tokens after the last complete block are not trained on, with or without copies.
+        in_blocks = starts[starts + len(ids) <= end_of_text]
+        if not len(in_blocks):
+            continue
+        parts = np.searchsorted(ends, in_blocks, side="right")
+        places = (in_blocks - num_removed[parts])[is_kept[parts]]
+        places = places[places + len(ids) <= blocks.size]
+        positions: list[list[int]] = []
+        if len(places) <= MOST_POSITIONS:
+            positions = np.stack(np.divmod(places, block_size), axis=1).tolist()
+        drafts.append(PassageDraft(ids, positions, source, {"num_injections": len(places)}))
     num_targets = len(drafts)
     drafts += [PassageDraft(ids, [], source, {}) for ids in held_out.controls]
     return make_passages(tokenizer, drafts, num_targets)
@@ -366,10 +366,17 @@ def text_dataset(
     bos = np.array(bos_ids(tokenizer) if add_bos else [], dtype=np.int32)
     eos = np.array([tokenizer.eos_id] if add_eos else [], dtype=np.int32)
 
-    def pieces(counts: Counts) -> Iterator[TokenizedSequence]:
+    def make_sequences(counts: Counts) -> Iterator[TokenizedSequence]:
+        documents: Iterable[TokenArray] = encode_texts(tokenizer, load_documents(*place))
+        if deduplication.method != "none":
+            whole = list(documents)
+            is_kept = deduplication.kept(whole, source, tokenizer)
+            counts["num_removed"] = int((~is_kept).sum())
+            counts["num_documents"] = counts["num_removed"]
+            documents = compress(whole, is_kept)
         lengths: list[int] = []
         longest = 0
-        for text in encode_texts(tokenizer, load_documents(*place)):
+        for text in documents:
             lengths.append(len(text))
             before, after = missing_ends(text, bos, eos)
             ids = np.concatenate([before, text, after])
@@ -390,23 +397,12 @@ def text_dataset(
                 f"{source!r} has {len(lengths)} documents, none of two tokens: name another source"
             )
 
-    def make_sequences(counts: Counts) -> Iterator[TokenizedSequence]:
-        if deduplication.method == "none":
-            yield from pieces(counts)
-            return
-        all_pieces = list(pieces(counts))
-        kept = deduplication.kept([piece.ids for piece in all_pieces], source, tokenizer)
-        counts["num_removed"] = int((~kept).sum())
-        continued = np.array([piece.continues for piece in all_pieces])
-        still_continued = still_continues(continued, kept).tolist()
-        for piece, continues in zip(compress(all_pieces, kept), still_continued, strict=True):
-            yield piece._replace(continues=continues)
-
     key = cache_key(
         "text",
         tokenizer,
         [place],
         deduplication=deduplication,
+        copies_of="documents",
         passages_of=None,
         max_seq_len=limit,
         add_bos=add_bos,

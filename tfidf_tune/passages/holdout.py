@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 class HeldOut(NamedTuple):
     """Windows of documents whose recitation is measured."""
 
-    rest: list[TokenArray]  # the documents without the controls
+    rest: list[TokenArray]  # the documents without the controls: parts of them
+    documents: Positions  # the number of the document of each part
     controls: list[TokenArray]
     targets: list[tuple[TokenArray, Positions]]  # and where they start in the joined rest
 
@@ -60,11 +61,14 @@ def hold_out(
             "the text is too short, or repeats itself too much, to hold out a part: recitation is "
             "not measured"
         )
-        return HeldOut(documents, [], [])
+        return HeldOut(documents, np.arange(len(documents)), [], [])
     is_rest = corpus != SEPARATOR
     for start in controls:
         is_rest[start : start + length] = False
-    rest = [corpus[first:end] for first, end in label_runs(is_rest)]
+    runs = label_runs(is_rest)
+    rest = [corpus[first:end] for first, end in runs]
+    # A separator follows each document.
+    numbers = np.cumsum(corpus == SEPARATOR)[runs[:, 0]]
 
     # Targets: the windows that occur most often; then random ones.
     trained_corpus = join_documents(rest)
@@ -75,4 +79,4 @@ def hold_out(
     others = trained.taken(trained.random(trained.fits & (names[: len(trained.fits)] == 0)))
     starts += [np.array([start]) for start in islice(others, len(controls) - len(starts))]
     targets = [(trained.window(places[0]), places) for places in starts]
-    return HeldOut(rest, [chooser.window(start) for start in controls], targets)
+    return HeldOut(rest, numbers, [chooser.window(start) for start in controls], targets)

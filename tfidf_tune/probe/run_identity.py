@@ -36,7 +36,8 @@ START = "start"
 """Objective of the model that a run was started from, which no objective has trained."""
 MILESTONE = re.compile(r"checkpoint_(100|\d\d?)pct")
 # Where the class does not have the usual name; GoldfishWeighting and GoldfishCrossEntropyLoss do.
-_OBJECTIVES = {"": "CE", "Uniform": "CE", "TFIDF": "TF-IDF"}
+_OBJECTIVES = {"": "CE", "Linear": "CE", "Uniform": "CE", "TFIDF": "TF-IDF"}
+_REMOVALS = {"exact": ", exact copies removed", "minhash": ", near copies removed"}
 # Arguments that change how the loss is computed, not what is optimized.
 _TECHNICAL_ARGUMENTS = (
     "_component_",
@@ -116,7 +117,7 @@ def run_of(model_args: Mapping[str, Any]) -> dict[str, Any]:
     elif config:
         names = {
             "model": _model_name(config),
-            "objective": objective_name(config["loss"]),
+            "objective": objective_name(config["loss"]) + _removal_name(config.get("dataset")),
             "seed": config.get("seed"),
         }
     else:
@@ -265,6 +266,25 @@ def _model_name(config: Mapping[str, Any]) -> str:
         method = "full"
     checkpoint = Path(str(config["checkpointer"].get("checkpoint_dir")))
     return f"{checkpoint.name} ({method})"
+
+
+def _removal_name(dataset: Any) -> str:
+    """Name the copies that the data sets of a config leave out: ", near copies removed"; "" if they
+    leave out none.
+    """
+    names = set()
+    for section in dataset if isinstance(dataset, list) else [dataset]:
+        removed = section.get("deduplicate") if isinstance(section, Mapping) else None
+        method = str(removed)
+        arguments = []
+        if isinstance(removed, Mapping):
+            method = removed.get("method", "minhash")
+            arguments = [f"{key}={value}" for key, value in removed.items() if key != "method"]
+        name = _REMOVALS.get(method, "")
+        if name and arguments:
+            name += f" ({', '.join(arguments)})"
+        names.add(name)
+    return names.pop() if len(names) == 1 else ", copies removed from a part"
 
 
 def objective_name(loss: Mapping[str, Any]) -> str:

@@ -1,19 +1,22 @@
 """What a run says of its data."""
 
-from collections.abc import Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any, cast
 
+from omegaconf import OmegaConf
 from torch.utils.data import Dataset
 from torchtune.datasets import PackedDataset
 from torchtune.utils import get_world_size_and_rank
 
 from tfidf_tune._config import FinetuneConfig
 from tfidf_tune._printing import counted
-from tfidf_tune.corpus.advice import advice_for
+from tfidf_tune.corpus.advice import Advice, advice_for
+from tfidf_tune.corpus.deduplication import Deduplication
 from tfidf_tune.corpus.sources import TextSource
 from tfidf_tune.data import InjectedCorpusDataset, SequenceDataset, TextBlocksDataset, is_packed
 from tfidf_tune.data.source_repeats import repeats_of_source
 from tfidf_tune.passages import Passage
+from tfidf_tune.probe.run_identity import objective_name
 from tfidf_tune.training._data import parts_of, passages_of
 from tfidf_tune.training._distributed import is_main_process, print_once
 from tfidf_tune.training.components import sections
@@ -34,31 +37,64 @@ def print_data(cfg: FinetuneConfig, dataset: Dataset[Any], total_steps: int) -> 
 
 def print_advice(cfg: FinetuneConfig) -> None:
     """Print which objective fits the user's own text, by what repeats in it, as ``tfidf-tune data
-    copies`` does.
+    copies`` does; what the run does already is only named.
     """
     if not is_main_process():
         return
     for _, section in sections("dataset", cfg.dataset):
-        _, _, kind = str(section["_component_"]).rpartition(".")
-        column = section.get("source_column")
-        is_sft = kind == "sft_dataset"
-        if kind not in ("text_blocks_dataset", "sft_dataset") or (is_sft and column):
+        place = _own_text(section)
+        if place is None:
             continue
-        sample_by = section.get("sample_by", "line")
-        source = TextSource(section.source, column=column or "text", sample_by=sample_by)
-        repeats = repeats_of_source(source, learned=is_sft, cache_dir=section.get("cache_dir"))
-        if repeats is None:
+        advised = _advice_for_section(section, place)
+        if advised is None:
             print_once(
-                f"What repeats in {source.source}, and which objective fits it: tfidf-tune data "
-                f"copies {source.source}"
+                f"What repeats in {place.source}, and which objective fits it: tfidf-tune data "
+                f"copies {place.source}"
             )
             continue
-        if section.get("deduplicate", "none") != "none":
-            # Near copies are removed, and with them those of the differing copies that are near.
-            differing_copies = max(0, repeats.differing_copies - repeats.near_copies)
-            repeats = repeats._replace(near_copies=0, differing_copies=differing_copies)
-        for advice in advice_for(repeats):
-            print_once(f"Advice: {advice}")
+        for advice in advised:
+            is_followed = _is_followed(advice, OmegaConf.to_container(cfg.loss), section)
+            print_once(f"Advice: {advice.as_followed if is_followed else advice}")
+
+
+def advised_setting(cfg: FinetuneConfig) -> str | None:
+    """Return the overrides that the first advice for the user's own text names; None if there is no
+    advice.
+    """
+    for _, section in sections("dataset", cfg.dataset):
+        place = _own_text(section)
+        advised = place and _advice_for_section(section, place)
+        if advised:
+            return advised[0].setting
+    return None
+
+
+def _own_text(section: Mapping[str, Any]) -> TextSource | None:
+    """Return the source of a data set that trains on a text as it is; None of other data sets."""
+    _, _, kind = str(section["_component_"]).rpartition(".")
+    column = section.get("source_column")
+    is_sft = kind == "sft_dataset"
+    if kind not in ("text_blocks_dataset", "sft_dataset") or (is_sft and column):
+        return None
+    sample_by = section.get("sample_by", "line")
+    return TextSource(section["source"], column=column or "text", sample_by=sample_by)
+
+
+def _advice_for_section(section: Mapping[str, Any], place: TextSource) -> list[Advice] | None:
+    is_sft = str(section["_component_"]).endswith(".sft_dataset")
+    repeats = repeats_of_source(place, learned=is_sft, cache_dir=section.get("cache_dir"))
+    return None if repeats is None else advice_for(repeats)
+
+
+def _is_followed(advice: Advice, loss: Any, section: Mapping[str, Any]) -> bool:
+    """Return whether a run has the settings of an advice."""
+    deduplication = Deduplication.of(section.get("deduplicate", "none"))
+    is_set = {
+        "loss=ce": objective_name(loss) == "CE",
+        "loss=repetition": objective_name(loss) == "Repetition",
+        "dataset.deduplicate=minhash": deduplication.method == "minhash",
+    }
+    return all(is_set[setting] for setting in advice.setting.split())
 
 
 def _describe(dataset: Any) -> str:
@@ -73,11 +109,14 @@ def _describe(dataset: Any) -> str:
             f"({dataset.blocks.size:,} tokens)"
         )
         if dataset.num_removed:
-            text += f"; {counted(dataset.num_removed, 'block')} removed as copies"
+            removed = "block" if isinstance(dataset, InjectedCorpusDataset) else "document"
+            text += f"; {counted(dataset.num_removed, removed)} removed as copies"
     else:
         text += counted(len(dataset), "packed row" if is_packed(dataset) else "sequence")
         if isinstance(source, SequenceDataset):
             text += f" ({source.num_tokens:,} tokens)"
+            if source.num_removed:
+                text += f"; {counted(source.num_removed, 'document')} removed as copies"
     passages = passages_of(dataset)
     if passages:
         text += _describe_passages(dataset, passages)
