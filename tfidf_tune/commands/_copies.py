@@ -45,7 +45,7 @@ def copies_report(
     if found.by_copies:
         tables.append(_by_copies(found))
     for name, title, stretches in (
-        ("frames", "Stretches in more than a tenth of the documents", found.frames),
+        ("frames", "Stretches in more than a tenth of the documents that stay", found.frames),
         ("largest_stretches", "Stretches that take the most text", found.largest_stretches),
         ("largest_documents", "Documents with the most copies", found.largest_documents),
     ):
@@ -88,10 +88,11 @@ def _overview(found: RepeatedText) -> Table:
         f"{DIFFERING.threshold:g}; the tuned threshold is {TUNED.threshold:g} of "
         f"{TUNED.ngram}-grams, and removes texts of one kind, too. Documents that others connect "
         "are one group, of which one stays.",
-        "Stretches are those of the documents that stay without near copies, each counted once; "
-        "their % is that of their occurrences but the first in the text.",
+        "Stretches are those of the documents that stay without near copies, each counted once.",
+        "Shares of copies of documents are of the documents; those of stretches and bytes are of the "
+        "bytes of the text, without the first occurrence of a stretch.",
     ]
-    columns = [("What", "what", ""), ("Number", "number", ","), ("%", "share", ".1f")]
+    columns = [("What", "what", ""), ("Number", "number", ","), ("Share, %", "share", ".1f")]
     return tabulate("copies", "Copies in the text", frame, columns, notes)
 
 
@@ -123,7 +124,10 @@ def _largest(name: str, title: str, stretches: Sequence[Stretch]) -> Table:
     ]
     if any(frame["excerpt"]):
         columns.append(("Begins", "excerpt", ""))
-    return tabulate(name, title, frame, columns).without_empty_columns()
+    notes = []
+    if frame["documents"].isna().any() and frame["documents"].notna().any():
+        notes.append("Documents are counted only of stretches that may be in a tenth of them.")
+    return tabulate(name, title, frame, columns, notes).without_empty_columns()
 
 
 def json_text(found: RepeatedText, sources: Sequence[str]) -> str:
