@@ -35,12 +35,18 @@ _EXAMPLE = (
 
 
 def main(arguments: list[str]) -> None:
-    """Choose passages of texts, ask a model for them and report what it recites."""
+    """Choose passages of texts, ask a model for them and report what it recites; or verify an
+    audit.
+    """
+    if arguments[:1] == ["verify"]:
+        _verify(arguments[1:])
+        return
     parser = argparse.ArgumentParser(
         prog="tfidf-tune audit",
         description="Choose passages of texts, ask a model for them, and report what it recites.",
         epilog="exit codes: 0, done and within all limits; 1, a measure is above its limit; 2, an "
-        f"error, or no all-clear; 128 + n, ended by signal n. Example: {_EXAMPLE}",
+        f"error, or no all-clear; 128 + n, ended by signal n. Example: {_EXAMPLE}. "
+        "`tfidf-tune audit verify FOLDER` recomputes an audit from its folder",
     )
     add = parser.add_argument
     add("model", metavar="MODEL", help="a Hugging Face model or PEFT adapter: folder, hub id")
@@ -92,6 +98,27 @@ def main(arguments: list[str]) -> None:
         say(estimate(spec, options.price, note), file=sys.stderr)
     else:
         show(audit(spec, note, options.price), options)
+
+
+def _verify(arguments: list[str]) -> None:
+    """Recompute an audit, and print what is the same and what could not be checked; end with code
+    2 if anything changed.
+    """
+    parser = argparse.ArgumentParser(
+        prog="tfidf-tune audit verify",
+        description="Recompute an audit from its folder: all hashes, scores and figures.",
+    )
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="output folder of an audit")
+    options = parser.parse_args(arguments)
+    from tfidf_tune.audit import verify
+
+    verification = verify(options.folder)
+    for check in verification.checks:
+        detail = f" ({check.detail})" if check.detail else ""
+        say(f"{check.state:>11}  {check.what}{detail}")
+    say(f"Root hash, of all files: {verification.root}")
+    if verification.changed:
+        sys.exit(f"error: not as the audit left it: {', '.join(verification.changed)}")
 
 
 def add_choosing(parser: argparse.ArgumentParser) -> None:
@@ -282,6 +309,8 @@ def show(result: "AuditResult", options: argparse.Namespace) -> None:
     else:
         say(f"The page: {result.page}\n")
         say(terminal_text(result.report, verbose=options.verbose).rstrip("\n"))
+        if result.root is not None:
+            say(f"\nRoot hash, of all files: {result.root}")
     if result.exceeded:
         raise AboveLimit(f"limit exceeded: {', '.join(result.exceeded)}")
     if result.unproven:

@@ -97,8 +97,10 @@ def _log_perplexity(rows: pd.DataFrame) -> float | None:
 
 
 def about_words(num_tokens: float, rate: float) -> str:
-    """Say how many words so many tokens are, ", about 22 words"; "" if the rate is unknown."""
-    if math.isnan(rate):
+    """Say how many words so many tokens are, ", about 22 words"; "" if the rate is unknown, or it
+    is no word.
+    """
+    if math.isnan(rate) or round(rate * num_tokens) < 1:
         return ""
     return f", about {counted(round(rate * num_tokens), 'word')}"
 
