@@ -249,8 +249,10 @@ def test_a_finished_audit_of_a_server_is_asked_again_and_an_unfinished_one_goes_
         number = len(host.asked)
         assert number > 24 * 1.5  # a prompt and a likelihood of each passage; a few are the same
         assert sorted(path.name for path in tmp_path.iterdir()) == [
+            "SHA256SUMS",
             "evaluation",
             "passages.json",
+            "plan.json",
             "probe.jsonl",
             "report",
         ]
@@ -335,7 +337,10 @@ def test_an_audit_in_python_gives_what_the_command_writes(reciting, texts, tmp_p
     )
     assert result.report.verdict == result.summary["verdict"]
     assert notes[0].startswith("Text: 50 documents")
-    again = audit(replace(spec, passages=tmp_path / "probe.jsonl", limits=None))
+    probe_file = tmp_path / "probe.jsonl"
+    again = audit(
+        replace(spec, passages=probe_file, limits=None, output_dir=tmp_path / "of_a_file")
+    )
     assert again.summary["measures"] == result.summary["measures"]
     older = min((tmp_path / "evaluation").iterdir())
     assert result.unproven.startswith("recited=0 is undecided: a control is recited for 8 tokens")
@@ -447,7 +452,7 @@ def test_withheld_answers_are_counted_and_no_limit_passes_on_them(
     shown = " ".join(capsys.readouterr().out.split())
     assert "Answers withheld by the server or empty: 3, which count as not recited." in shown
     assert "UNDECIDED: lms=5: 3 answers are missing; auc=0.99: 3 answers are missing" in shown
-    main([*arguments, "--json", "--accept-unanswered"])
+    main([*arguments, "--json", "--accept-unanswered", "--overwrite"])
     accepted = json.loads(capsys.readouterr().out)
     assert (accepted["num_unanswered"], accepted["passed"]) == (3, True)
     assert "Answers withheld by the server or empty: 3" in accepted["verdict"]

@@ -106,6 +106,7 @@ def audit(
                     "evaluation": evaluated.relative_to(spec.folder).as_posix(),
                 },
                 date=_now(),
+                passages=passages,
             )
         root = write_sums(spec.folder)
     return _result(report, summary, spec.folder, spec.accept_unproven, root)

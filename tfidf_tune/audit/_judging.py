@@ -12,6 +12,7 @@ from typing import Any
 from tfidf_tune import _files
 from tfidf_tune.audit._measures import Bound
 from tfidf_tune.audit._report import audit_report
+from tfidf_tune.passages import Passage
 from tfidf_tune.report import Report, write_report
 from tfidf_tune.results import import_results
 
@@ -29,6 +30,7 @@ def judge(
     inputs: dict[str, Any],
     recorded: dict[str, str],
     date: str,
+    passages: Sequence[Passage] = (),
 ) -> tuple[Report, dict[str, Any]]:
     """Write the report of answers, and ``audit.json``.
 
@@ -43,6 +45,7 @@ def judge(
         recorded (dict[str, str]): more for ``audit.json``: the hash of the plan, and the folder of
             the answers within the folder of the audit. Empty without a plan.
         date (str): when the answers were judged, in ISO format.
+        passages (Sequence[Passage]): the probe file, which says where passages are. Default: none.
 
     Returns:
         tuple[Report, dict[str, Any]]: the report, and the content of ``audit.json``.
@@ -64,6 +67,7 @@ def judge(
         show_passages=show_passages,
         accept_unanswered=accept_unanswered,
         accept_unproven=accept_unproven,
+        passages=passages,
     )
     summary = {**made.summary, "date": date, **recorded, "inputs": inputs}
     made = replace(made, subject=_subject(results.checkpoints[-1].checkpoint, inputs, date))

@@ -26,6 +26,8 @@ PLAN = "plan.json"
 SUMS = "SHA256SUMS"
 """In the folder of an audit, the hashes of its files, as ``sha256sum --check`` reads them."""
 UNFINISHED = "unfinished"
+PROBE_FILE = "probe.jsonl"
+"""In the folder of an audit, the passages that it has chosen."""
 _PLAN_VERSION = "1.0"
 # Of a server: how it is asked, not what.
 _OF_THE_CONNECTION = (
@@ -57,7 +59,8 @@ def write_plan(plan: Plan, passages: "Sequence[Passage]", note: Note) -> str:
         if changed:
             raise ValueError(
                 f"{folder} is the audit of another plan: {'; '.join(changed)}. Name "
-                "another --output-dir, or replace that audit by --overwrite"
+                "another --output-dir, or replace that audit by --overwrite; to judge its answers "
+                "by other limits: tfidf-tune probe audit --results"
             )
     else:
         with _files.atomic_file(file) as temporary:
@@ -96,7 +99,8 @@ def planned(plan: Plan, passages: "Sequence[Passage]") -> dict[str, Any]:
         "passages": {
             "targets": kinds.count("target"),
             "controls": kinds.count("control"),
-            "probe_file": _files.file_sha256(plan.probe_file),
+            "file": PROBE_FILE if plan.chosen is not None else str(plan.probe_file.resolve()),
+            "sha256": _files.file_sha256(plan.probe_file),
             "chosen_from": chosen_from(plan.probe_file, plan.record),
         },
         "attacks": attacks,

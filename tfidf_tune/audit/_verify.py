@@ -15,11 +15,11 @@ from tfidf_tune._checks import differences
 from tfidf_tune._printing import counted
 from tfidf_tune.audit._judging import judge
 from tfidf_tune.audit._measures import Bound, parse_bounds
-from tfidf_tune.audit._record import PLAN, SUMS, read_sums, recorded_files
+from tfidf_tune.audit._record import PLAN, PROBE_FILE, SUMS, read_sums, recorded_files
+from tfidf_tune.passages import read_probe_file
 from tfidf_tune.probe.sample_fields import POSITIVE_CONTROL
 
 _SHOWN = 3  # of the differences that a check names
-_RECORD = "passages.json"
 
 
 class Check(NamedTuple):
@@ -139,6 +139,9 @@ def _comparable(value: Any) -> Any:
 def _report(folder: Path, plan: dict[str, Any], summary: dict[str, Any]) -> Check:
     """Make the report again, and compare its files."""
     what = "figures, tables and page, from the scores"
+    probe_file = _probe_file(folder, plan)
+    if probe_file is None:
+        return Check(what, "not checked", f"{plan['passages']['file']} is not here")
     with TemporaryDirectory() as temporary:
         made = Path(temporary) / "report"
         judge(
@@ -151,6 +154,7 @@ def _report(folder: Path, plan: dict[str, Any], summary: dict[str, Any]) -> Chec
             inputs=summary["inputs"],
             recorded={"plan": summary["plan"], "evaluation": summary["evaluation"]},
             date=summary["date"],
+            passages=read_probe_file(probe_file),
         )
         again = json.loads((made / "audit.json").read_text(encoding="utf-8"))
         changed = differences(summary, again)
@@ -169,6 +173,13 @@ def _bounds(plan: dict[str, Any]) -> list[Bound]:
         accept_unanswered=plan["accept_unanswered"],
         accept_unproven=plan["accept_unproven"],
     )
+
+
+def _probe_file(folder: Path, plan: dict[str, Any]) -> Path | None:
+    """Return the file of the passages; None if it was there before the audit, and is not here."""
+    file = folder / plan["passages"]["file"]  # as it is, if it is a complete path
+    is_here = file.is_file() and _files.file_sha256(file) == plan["passages"]["sha256"]
+    return file if is_here else None
 
 
 def _content(path: Path) -> bytes | None:
@@ -223,7 +234,7 @@ def _chosen_again(folder: Path, plan: dict[str, Any], chosen: dict[str, Any]) ->
         now = search_arguments(hf_tokenizer(plan["tokenizer"]), ProbeSpec(**options))
     except (OSError, ValueError) as error:
         return Check(what, "not checked", str(error)[:200])
-    now["probe_file"] = _files.file_sha256(folder / "probe.jsonl")
+    now["probe_file"] = _files.file_sha256(folder / PROBE_FILE)
     return _compared(what, differences(chosen, json.loads(json.dumps(now))))
 
 
