@@ -109,11 +109,14 @@ class Interrupted(Exception):
 
 
 @contextmanager
-def stop_request() -> Iterator[SimpleNamespace]:
+def stop_request(
+    answer: str = "finishing this step; a second signal ends the run at once",
+) -> Iterator[SimpleNamespace]:
     """Turn SIGTERM, SIGINT and SIGHUP into a request while the block runs; the loop reads it
     between steps.
 
-    Its ``signal_number`` is 0 until then. A later second signal ends the process at once.
+    Its ``signal_number`` is 0 until then; ``answer`` is printed when it comes. A later second
+    signal ends the process at once.
     """
     request = SimpleNamespace(signal_number=0, received_at=0.0)
 
@@ -125,7 +128,7 @@ def stop_request() -> Iterator[SimpleNamespace]:
         request.received_at = now
         if os.environ.get("RANK", "0") == "0":
             with suppress(OSError):  # a print could meet one that was interrupted
-                os.write(2, b"\nfinishing this step; a second signal ends the run at once\n")
+                os.write(2, f"\n{answer}\n".encode())
 
     previous = handle(ENDING, receive)
     try:
