@@ -72,7 +72,9 @@ def require_bool(name: str, value: Any) -> None:
 def require_choice(name: str, value: Any, possible: tuple[str, ...]) -> None:
     """Raise a ``ValueError`` unless an argument is one of the strings that are possible."""
     if value not in possible:
-        raise ValueError(f"{name} is '{value}': possible are {', '.join(possible)}")
+        # true, not True, as in a config
+        shown = value if isinstance(value, str) else json.dumps(value, default=str)
+        raise ValueError(f"{name} is '{shown}': possible are {', '.join(possible)}")
 
 
 def require_base_url(url: str) -> None:

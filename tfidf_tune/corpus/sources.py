@@ -625,7 +625,10 @@ def local_files(source: str) -> list[Path]:
     """Return the files of text of a path, sorted."""
     path = Path(source).expanduser()
     if not path.exists():
-        raise FileNotFoundError(f"no such file or folder: {source!r}")
+        raise FileNotFoundError(
+            f"no such file or folder: {source!r}: name a file that ends in one of "
+            f"{', '.join(_FORMATS)}, a folder of such files, or the id of a data set on the hub"
+        )
     files = [path]
     if path.is_dir():
         # Folders that are links are not followed, because these can form a circle.

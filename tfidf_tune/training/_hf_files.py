@@ -72,7 +72,7 @@ def find_checkpoint(
         )
     if not is_local:
         if looks_like_path(checkpoint_dir):
-            raise FileNotFoundError(f"no such folder {checkpoint_dir}")
+            raise FileNotFoundError(_no_folder(checkpoint_dir))
         patterns = list(_SMALL_FILES)
         if trust_remote_code:
             patterns.append("*.py")
@@ -86,6 +86,28 @@ def find_checkpoint(
             if any(folder.glob(weights)):
                 break
     return folder, config, _find_weight_files(folder)
+
+
+def is_complete_folder(checkpoint_dir: str) -> bool:
+    """Return whether a checkpoint is on this machine, and False for an id of the hub, which is not
+    looked up.
+
+    Raises:
+        FileNotFoundError: If it is a path that does not exist, or config or weights are missing.
+        ValueError: If its config cannot be read.
+    """
+    folder = Path(checkpoint_dir).expanduser()
+    if not folder.is_dir() and not looks_like_path(checkpoint_dir):
+        return False
+    if not folder.is_dir():
+        raise FileNotFoundError(_no_folder(checkpoint_dir))
+    read_json(folder / "config.json")
+    _find_weight_files(folder)
+    return True
+
+
+def _no_folder(checkpoint_dir: str) -> str:
+    return f"no such folder {checkpoint_dir}: name the folder of a model, or its id on the hub"
 
 
 def _download(checkpoint_dir: str, revision: str | None, patterns: list[str]) -> Path:
