@@ -118,8 +118,17 @@ def closest(name: str, possible: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: the most similar possible name, empty if
     none is similar.
     """
-    close = difflib.get_close_matches(name, list(possible), n=1)
-    return f"; did you mean '{close[0]}'?" if close else ""
+    similar = most_similar(name, possible)
+    return f"; did you mean '{similar}'?" if similar else ""
+
+
+def most_similar(name: str, possible: Iterable[str]) -> str:
+    """Return the most similar possible name, "" if none is similar; capital letters make no
+    difference.
+    """
+    names = {each.lower(): each for each in possible}
+    close = difflib.get_close_matches(name.lower(), list(names), n=1)
+    return names[close[0]] if close else ""
 
 
 def first_problem(error: Any, **parts: bool) -> tuple[str, dict[str, Any]]:

@@ -20,6 +20,7 @@ from tfidf_tune._config import (
     LoRAArguments,
     merge_sections,
     read_config,
+    require_word,
     validated,
 )
 from tfidf_tune.training._distributed import is_main_process, started_processes
@@ -69,6 +70,7 @@ def _with_components(override: str, content: dict[str, Any]) -> list[str]:
         return [override]
     if not key or not equals:
         raise SetupError(f"config: overrides must be in the form of key=value, got {override}")
+    require_word(key, value)
     if key == "loss" and value in OBJECTIVES:
         return [f"{part}._component_={component}" for part, component in OBJECTIVES[value].items()]
     section = _look_up(content, key)
