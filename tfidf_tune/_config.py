@@ -35,6 +35,8 @@ OBJECTIVES: dict[str, dict[str, str]] = {
     "tfidf": {"loss": "tfidf_tune.loss.TFIDFCrossEntropyLoss"},
 }
 """Words that stand for an objective, and their components."""
+WORDS = {"loss": list(OBJECTIVES), "loss.weighting": list(WEIGHTINGS)}
+"""Keys whose values may be words."""
 _NAMES_ELSEWHERE = {
     "learning_rate": "optimizer.lr",
     "model_name": "checkpointer.checkpoint_dir",
@@ -315,7 +317,7 @@ def require_word(key: str, value: str) -> None:
     """Raise a :class:`SetupError` if an override names an objective or a weighting by a word that
     stands for none; components have a dot.
     """
-    words = {"loss": [*OBJECTIVES], "loss.weighting": [*WEIGHTINGS]}.get(key)
+    words = WORDS.get(key)
     if words is not None and value not in words and re.fullmatch(r"[\w-]+", value):
         raise SetupError(f"config: {_no_word(key, value, words)}")
 
@@ -363,7 +365,7 @@ def read_config(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
 def _objective(word: str) -> dict[str, Any]:
     """Return the section that a word stands for."""
     if word not in OBJECTIVES:
-        raise SetupError(f"config: {_no_word('loss', word, [*OBJECTIVES])}")
+        raise SetupError(f"config: {_no_word('loss', word, WORDS['loss'])}")
     components = OBJECTIVES[word]
     section: dict[str, Any] = {"_component_": components["loss"]}
     if "loss.weighting" in components:

@@ -1,5 +1,6 @@
 """Starting a recipe: its config, the components that it names, and how errors end it."""
 
+import logging
 import re
 import sys
 
@@ -154,6 +155,9 @@ def test_another_component_drops_the_keys_that_it_does_not_take(tmp_path, caplog
         assert caplog.messages == [
             "config: loss: tfidf_tune.loss.CrossEntropyLoss takes no tf, num_batches: left out"
         ]
+    caplog.clear()
+    assert load("loss=ce").loss == ce  # a word stands for the whole objective
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert load("optimizer.momentum=0.9", "optimizer=torch.optim.SGD").optimizer == {
         "_component_": "torch.optim.SGD",
         "lr": 1,
