@@ -261,7 +261,7 @@ def test_with_nothing_to_resume_it_starts_from_the_beginning_and_a_finished_run_
 
     messages = capsys.readouterr().err.splitlines()
     assert f"resuming from {folder / 'resume' / 'step_12'}" in messages
-    assert "all 12 steps are done already" in messages
+    assert "the run is finished: all 12 steps are done already" in messages
     after = contents(folder)
     changed = {path.name for path in after if after[path] != before.get(path)}
     assert changed <= {

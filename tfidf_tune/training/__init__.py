@@ -30,7 +30,7 @@ from tfidf_tune.training._model import (
     train_adapters_only,
 )
 from tfidf_tune.training._monitor import build_monitor
-from tfidf_tune.training._next_steps import next_steps
+from tfidf_tune.training._next_steps import NextSteps, next_steps
 from tfidf_tune.training._resources import check_resources, format_bytes, print_least_time
 from tfidf_tune.training._resume import TrainState, open_resume
 from tfidf_tune.training._run import Run, milestone_name, open_run
@@ -42,6 +42,7 @@ __all__ = [
     "HFCheckpointer",
     "LoRAFinetuneConfig",
     "LoRASettings",
+    "NextSteps",
     "Run",
     "SetupError",
     "StepBatches",

@@ -1,5 +1,5 @@
-"""The commands that a run prints at its end: they evaluate it, train the other model, and compare
-both.
+"""The commands at the end of a run, which are run or printed: they evaluate it, train the other
+model, and compare both.
 """
 
 import json
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import torch.distributed as dist
@@ -19,16 +19,28 @@ from torch.utils.data import Dataset
 from tfidf_tune._checks import SetupError
 from tfidf_tune._config import OBJECTIVES, FinetuneConfig, read_config
 from tfidf_tune.probe import run_of
-from tfidf_tune.probe.run_identity import EVALUATION
+from tfidf_tune.probe.run_identity import EVALUATION, HELD_OUT
 from tfidf_tune.training._data import probe_files
 from tfidf_tune.training._distributed import is_main_process
-from tfidf_tune.training._folder import RESUME_FOLDER
+from tfidf_tune.training._folder import METRICS, RESUME_FOLDER
 from tfidf_tune.training._run import Run, milestone_name
 
 
-def next_steps(cfg: FinetuneConfig, dataset: Dataset[Any], run: Run) -> list[list[str]]:
-    """Print where the checkpoints are, and the next commands; return those that ``evaluate`` asks
-    to run.
+class NextSteps(NamedTuple):
+    """What follows a run.
+
+    Attributes:
+        commands (list[list[str]]): commands of ``tfidf-tune`` to run now, in parts.
+        left (list[str]): command lines to print when these are done.
+    """
+
+    commands: list[list[str]]
+    left: list[str]
+
+
+def next_steps(cfg: FinetuneConfig, dataset: Dataset[Any], run: Run) -> NextSteps:
+    """Print where the checkpoints are; return the commands that ``evaluate`` asks to run, and those
+    that are left.
 
     The first evaluates the milestones of the run. The next are for the other model of a comparison:
     the command that trains it, with plain cross-entropy if this had weights, else with the
@@ -36,13 +48,13 @@ def next_steps(cfg: FinetuneConfig, dataset: Dataset[Any], run: Run) -> list[lis
     already, the command that evaluates it, unless that is done, and the command that compares both.
     """
     if not is_main_process():
-        return []
+        return NextSteps([], [])
     folder = run.output_dir
     checkpoints = _checkpoints(folder)
     names = ", ".join(path.name for path in checkpoints)
     print(f"Checkpoints in {folder}: {names}", file=sys.stderr)
     if not checkpoints or not probe_files(cfg, dataset):
-        return []
+        return NextSteps([], [])
 
     # This run is evaluated, and compared if the other one is evaluated already.
     evaluate = ["eval", str(folder)]
@@ -56,9 +68,15 @@ def next_steps(cfg: FinetuneConfig, dataset: Dataset[Any], run: Run) -> list[lis
     if is_other_evaluated:
         commands.append(compare)
 
-    # What is missing for the comparison is printed, too: the other evaluation, or the other run.
+    # What is missing for the comparison is printed: the other evaluation, or the other run.
     is_other_trained = is_other_evaluated or bool(_checkpoints(other))
-    printed = list(commands)
+    printed: list[list[str]] = []
+    if not cfg.evaluate:
+        if _is_evaluated(folder, checkpoints):
+            print(f"Evaluation in {folder / EVALUATION}", file=sys.stderr)
+            commands.remove(evaluate)
+        printed += commands
+        commands = []
     if is_other_trained and not is_other_evaluated:
         printed += [["eval", str(other)], compare]
     started_by = _started_by()
@@ -66,10 +84,31 @@ def next_steps(cfg: FinetuneConfig, dataset: Dataset[Any], run: Run) -> list[lis
     if started_by and not is_other_trained:
         settings = _settings_of_other(other, started_by, is_baseline=is_baseline)
         lines.append([*started_by, *settings])
+    return NextSteps(commands, [shlex.join(line) for line in lines])
+
+
+def print_left(steps: NextSteps) -> None:
+    """Print the commands that are left."""
+    if not steps.left:
+        return
     print("Next:", file=sys.stderr)
-    for line in lines:
-        print(f"  {shlex.join(line)}", file=sys.stderr)
-    return commands if cfg.evaluate else []
+    for line in steps.left:
+        print(f"  {line}", file=sys.stderr)
+
+
+def _is_evaluated(folder: Path, checkpoints: Sequence[Path]) -> bool:
+    """Return whether each milestone has results that are newer than its files and the passages of
+    the run.
+    """
+    passages = [*folder.glob("*.jsonl")]
+    passages = [path for path in passages if path.name not in (METRICS, HELD_OUT)]
+    for checkpoint in checkpoints:
+        inputs = [path for path in [*checkpoint.iterdir(), *passages] if path.is_file()]
+        newest_input = max(path.stat().st_mtime for path in inputs)
+        results = (folder / EVALUATION / checkpoint.name).rglob("results_*.json")
+        if not any(path.stat().st_mtime >= newest_input for path in results):
+            return False
+    return True
 
 
 def _checkpoints(folder: Path) -> list[Path]:
@@ -155,7 +194,8 @@ def _started_by() -> list[str]:
             return []
     if "--config" not in words and not any(word.startswith("--config=") for word in words):
         return []
-    words = [word for word in words if not word.startswith(("loss=", "loss.", "output_dir="))]
+    own = ("loss=", "loss.", "output_dir=", "resume_from_checkpoint=")
+    words = [word for word in words if not word.startswith(own)]
     # "/opt/venv/bin/python /opt/venv/bin/tune run" was typed as "tune run", or with the script's
     # path.
     script = words[1]

@@ -176,7 +176,7 @@ def print_least_time(
     and two more for each weight that is trained: 6 billion for a model of a billion weights, all
     trained, so that 100,000 tokens take a minute at 10 TFLOPS.
     """
-    if not is_main_process():
+    if not is_main_process() or num_steps == 0:
         return
     # The tokens, by the mean length of some sequences.
     step_size = max(1, len(dataset) // _SAMPLE)

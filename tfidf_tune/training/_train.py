@@ -289,7 +289,7 @@ def train(
             f"{missing} of save_at_percent will not be written: step {resume.step} is done already"
         )
     if resume.step >= total_steps:
-        progress.note(f"all {total_steps} steps are done already")
+        progress.note(f"the run is finished: all {total_steps} steps are done already")
         return
     guard = StepGuard(
         run.device,
