@@ -552,6 +552,45 @@ def test_no_target_overlaps_what_the_run_of_a_checkpoint_held_out(
         assert num_held_out(milestone, tmp_path / "all", "--held-out", "") > 0
 
 
+def test_the_controls_of_a_checkpoint_are_what_its_run_held_out_unless_they_are_named(
+    held_out_run, tmp_path, capsys
+):
+    milestone = held_out_run / "checkpoint_100pct"
+    held_out = (held_out_run / "held_out.jsonl").read_text()
+    text = tmp_path / "text.jsonl"  # in another column than the run's file
+    lines = (held_out_run.parent / "text.txt").read_text().splitlines()
+    text.write_text("".join(json.dumps({"body": line}) + "\n" for line in lines))
+
+    def controls(model, name, *more):
+        asked = [str(model), str(text), *QUICK, "--column", "body", *more, "--dry-run"]
+        main([*asked, "--output-dir", str(tmp_path / name)])
+        chosen = read_probe_file(tmp_path / name / "probe.jsonl")
+        return [passage for passage in chosen if passage.kind == "control"]
+
+    taken = controls(milestone, "run")
+    assert taken
+    for control in taken:
+        assert json.dumps(control.text)[1:-1] in held_out
+    said = f"Controls: the text that the run of the model held out, {held_out_run}/held_out.jsonl;"
+    assert said in capsys.readouterr().out
+    # The model has no run, or others are named, or targets may be of what was held out.
+    elsewhere = shutil.copytree(milestone, tmp_path / "model")
+    unseen = tmp_path / "unseen.jsonl"
+    unseen.write_text(json.dumps({"body": "Nobody wrote this line before. " * 40}))
+    for name, model, more in (
+        ("elsewhere", elsewhere, []),
+        ("named", milestone, ["--controls", str(unseen)]),
+        ("none", milestone, ["--held-out", ""]),
+    ):
+        for control in controls(model, name, *more):
+            assert json.dumps(control.text)[1:-1] not in held_out
+        assert "the run of the model held out" not in capsys.readouterr().out
+    with pytest.raises(
+        ValueError, match=r"held out, has passages of 32 tokens, .*: give --block-size 32 --prefix"
+    ):
+        controls(milestone, "long", "--block-size", "33")
+
+
 def test_a_probe_file_without_targets_is_refused_before_the_model_is_loaded(
     held_out_run, tmp_path, monkeypatch
 ):

@@ -17,4 +17,6 @@ def test_model_text_controls_and_passages_have_the_beginnings_of_their_hashes():
         "b.jsonl (22222222), c.jsonl (33333333) and 2 more; controls: unseen text (cccccccc); "
         "passages: probe file (dddddddd); 2026-11-29."
     )
+    inputs["controls_source"] = "/runs/mine/held_out.jsonl"
+    assert "; controls: held_out.jsonl (cccccccc); " in _subject("runs/mine", inputs, DATE)
     assert _subject("org/model", {"model": {}}, DATE) == "Model: org/model; 2026-11-29."

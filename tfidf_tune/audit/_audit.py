@@ -21,6 +21,8 @@ from tfidf_tune.report import Report, require_report_folder
 if TYPE_CHECKING:
     from tfidf_tune.passages import ProbeSpec
 
+_DEFAULT_CONTROLS = "Python's documentation"
+
 
 @dataclass(frozen=True)
 class AuditResult:
@@ -220,6 +222,8 @@ def _hashes(plan: Plan) -> dict[str, Any]:
         for key in ("texts", "controls", "tokenizer", "held_out"):
             if recorded.get(key):
                 hashes[key] = recorded[key]
+        if recorded.get("controls"):
+            hashes["controls_source"] = recorded.get("controls_source") or _DEFAULT_CONTROLS
     of_model = {}
     for name in ("pretrained", "peft"):
         folder = Path(str(plan.model_args.get(name, "")))

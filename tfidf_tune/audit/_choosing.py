@@ -25,6 +25,11 @@ def choose(plan: Plan, note: Note) -> "Sequence[Passage]":
     from tfidf_tune.passages import read_probe_file
 
     if plan.chosen is not None:
+        if plan.has_controls_of_run:
+            note(
+                "Controls: the text that the run of the model held out, "
+                f"{plan.chosen.controls_source}; --controls names another."
+            )
         return choose_passages(
             plan.chosen,
             plan.tokenizer,

@@ -75,6 +75,10 @@ def judge(
         # The folder may be moved, and is read by others.
         moved = {"Results": recorded["evaluation"], "Plan": f"SHA-256 {recorded['plan']}"}
         made = replace(made, provenance={**made.provenance, **moved})
+    if "controls_source" in inputs:
+        made = replace(
+            made, provenance={**made.provenance, "Controls from": inputs["controls_source"]}
+        )
     held_out = inputs.get("held_out")
     if held_out:
         left_out = f"{held_out['passages']} passages that training held out, by {held_out['file']}"
@@ -101,7 +105,8 @@ def _subject(checkpoint: str, inputs: dict[str, Any], date: str) -> str:
             shown += f" and {len(names) - _SHOWN_TEXTS:,} more"
         parts.append(f"text: {shown}")
     if inputs.get("controls"):
-        parts.append(f"controls: {_hashed('unseen text', inputs['controls'])}")
+        unseen = Path(inputs.get("controls_source", "unseen text")).name
+        parts.append(f"controls: {_hashed(unseen, inputs['controls'])}")
     if inputs.get("probe_file"):
         parts.append(f"passages: {_hashed('probe file', inputs['probe_file'])}")
     return f"{'; '.join(parts)}; {datetime.fromisoformat(date).date().isoformat()}."

@@ -129,7 +129,8 @@ def add_choosing(parser: argparse.ArgumentParser) -> None:
     add(
         "--controls-source",
         "--controls",
-        help="text that the model never saw; default: Python's documentation",
+        help="text that the model never saw; default: in an audit of a run's checkpoint what the "
+        "run held out, else Python's documentation",
     )
     add_text(parser, None)
     add("--num-targets", type=whole_number(1), help="default: 100")
