@@ -157,6 +157,8 @@ def require_no_options(model_args: Mapping[str, Any]) -> None:
 def differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
     """Compare settings, and return a phrase for each key that differs: ``optimizer.lr was 0.001, is
     0.002``.
+
+    Of hashes, which nobody can read, it says that the content has changed.
     """
     phrases = []
     for key in sorted(before.keys() | now.keys()):
@@ -164,9 +166,23 @@ def differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -
         new = now.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
             phrases += differences(old, new, f"{prefix}{key}.")
+        elif _is_hash(old) or _is_hash(new):
+            # A file is named by its path, which says enough.
+            name = key if "/" in key else f"{prefix}{key}"
+            if old is None:
+                phrases.append(f"{name} was not there before")
+            elif new is None:
+                phrases.append(f"{name} is not there any more")
+            elif old != new:
+                phrases.append(f"the content of {name} has changed")
         elif _shown(before, key) != _shown(now, key):
             phrases.append(f"{prefix}{key} was {_shown(before, key)}, is {_shown(now, key)}")
     return phrases
+
+
+def _is_hash(value: Any) -> bool:
+    """Return whether a value looks like a SHA-256, or the first 16 digits of one."""
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{16}|[0-9a-f]{64}", value) is not None
 
 
 def _shown(settings: dict[str, Any], key: str) -> str:

@@ -155,7 +155,12 @@ def locked_folder(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def work_folder(
-    folder: Path, arguments: dict[str, Any], *, replace: bool = False, keep: bool = False
+    folder: Path,
+    arguments: dict[str, Any],
+    *,
+    replace: bool = False,
+    keep: bool = False,
+    describe: Callable[[dict[str, Any], dict[str, Any]], list[str]] = differences,
 ) -> Iterator[Path]:
     """Yield a locked folder for what a call writes on its way to a result, and remove it when the
     block ends.
@@ -163,7 +168,8 @@ def work_folder(
     A file in the folder marks it as ours and has the arguments of the call, JSON data. After an
     interruption, a call with equal arguments finds what is done; with ``replace``, a call with
     other arguments begins anew. A ``ValueError`` in the block means that the arguments cannot work,
-    and removes the folder, too, unless it is to ``keep``.
+    and removes the folder, too, unless it is to ``keep``. ``describe`` says what is different in
+    other arguments.
 
     Raises:
         SetupError: If the folder is of another running process, of a call with other arguments, or
@@ -184,9 +190,8 @@ def work_folder(
                     f"{folder} is not of an interrupted run: move it away, or name another output"
                 )
             remove_leftovers(folder.parent, of=folder.name)
-            changed = "; ".join(
-                differences(json.loads((folder / _MARK).read_text(encoding="utf-8")), arguments)
-            )
+            marked_arguments = json.loads((folder / _MARK).read_text(encoding="utf-8"))
+            changed = "; ".join(describe(marked_arguments, arguments))
             if changed and not replace:
                 raise SetupError(
                     f"{folder} is of an interrupted run with other arguments: {changed}. Name "

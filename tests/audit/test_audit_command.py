@@ -132,12 +132,32 @@ def test_a_second_run_asks_for_the_same_passages_and_refuses_others(
     assert "Passages: from " in capsys.readouterr().out
     with pytest.raises(
         ValueError,
-        match=r"chosen with other options, or changed since: seed was 0, is 1\. Name another --output-dir",
+        match=r"passages of an earlier audit, .* has changed: --seed was 0, is 1\. Name another --output-dir",
     ):
         main(command(reciting, out, "--seed", "1"))
     assert (out / "probe.jsonl").read_bytes() == probe
     main(command(reciting, out, "--seed", "1", "--overwrite", "--dry-run"))
     assert (out / "probe.jsonl").read_bytes() != probe
+
+
+def test_what_has_changed_since_an_earlier_audit_is_said_in_words(
+    reciting, command, texts, tmp_path
+):
+    out = tmp_path / "out"
+    folder = shutil.copytree(texts, tmp_path / "texts")
+    asked = [word.replace(str(texts), str(folder)) for word in command(reciting, out, "--dry-run")]
+    main(asked)
+    other = shutil.copy(folder / "unseen.jsonl", folder / "other.jsonl")
+    more = shutil.copy(folder / "unseen.jsonl", folder / "more.jsonl")
+    changes = {
+        f"the controls were from {folder}/unseen.jsonl, are from {other}": ["--controls", other],
+        f"{more} was not there before": [],
+    }
+    for phrase, options in changes.items():
+        words = [*asked, *options] if options else [asked[0], str(more), *asked[1:]]
+        with pytest.raises(ValueError, match=re.escape(f"has changed: {phrase}. Name")) as refused:
+            main([*map(str, words)])
+        assert not re.search("[0-9a-f]{16}", str(refused.value).replace(str(tmp_path), ""))
 
 
 def test_an_adapter_without_a_tokenizer_has_that_of_its_base(
@@ -623,9 +643,11 @@ def test_the_run_of_a_checkpoint_is_recorded_and_a_damaged_probe_file_is_an_erro
     assert "10 passages that training held out, by " in page
     lines = (run / "probe.jsonl").read_text().splitlines(keepends=True)
     (run / "probe.jsonl").write_text("".join(lines[:-1]))
-    changed = r"held_out\.passages was 10, is 9; held_out\.sha256 was .*Name another --output-dir, or --overwrite"
+    changed = (
+        "which has what training held out, has changed: it had 10 passages, has 9. Name another"
+    )
     with pytest.raises(
-        ValueError, match=rf"out/probe\.jsonl was chosen with other options, .*{changed}"
+        ValueError, match=rf"out/probe\.jsonl has the passages of an earlier audit, .*{changed}"
     ):
         main(arguments)
     (run / "probe.jsonl").write_text("{")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfidf_tune import _files
 from tfidf_tune.audit._asking import ask, connect
-from tfidf_tune.audit._choosing import Note, choose
+from tfidf_tune.audit._choosing import DEFAULT_CONTROLS, Note, choose
 from tfidf_tune.audit._judging import judge
 from tfidf_tune.audit._measures import Bound, parse_bounds, require_possible
 from tfidf_tune.audit._plan import Plan, describe_requests, resolve
@@ -20,8 +20,6 @@ from tfidf_tune.report import Report, require_report_folder
 
 if TYPE_CHECKING:
     from tfidf_tune.passages import ProbeSpec
-
-_DEFAULT_CONTROLS = "Python's documentation"
 
 
 @dataclass(frozen=True)
@@ -223,7 +221,7 @@ def _hashes(plan: Plan) -> dict[str, Any]:
             if recorded.get(key):
                 hashes[key] = recorded[key]
         if recorded.get("controls"):
-            hashes["controls_source"] = recorded.get("controls_source") or _DEFAULT_CONTROLS
+            hashes["controls_source"] = recorded.get("controls_source") or DEFAULT_CONTROLS
     of_model = {}
     for name in ("pretrained", "peft"):
         folder = Path(str(plan.model_args.get(name, "")))
