@@ -209,6 +209,26 @@ def work_folder(
                 return
 
 
+def require_model_folder(folder: Path) -> None:
+    """Raise a SetupError if a folder is no model, but has models inside, as that of a run has; the
+    message names them.
+    """
+    if _has_model(folder) or not folder.is_dir():
+        return
+    names = [path.name for path in folder.iterdir() if _has_model(path)]
+    if names:
+        # checkpoint_100pct after checkpoint_75pct
+        inside = [str(folder / name) for name in sorted(names, key=lambda name: (len(name), name))]
+        raise SetupError(
+            f"{folder} is no model, but has models inside: name one: {', '.join(inside)}"
+        )
+
+
+def _has_model(folder: Path) -> bool:
+    """Return whether a folder has the config of a model or of an adapter."""
+    return (folder / "config.json").is_file() or (folder / "adapter_config.json").is_file()
+
+
 def require_writable(what: str, path: Path) -> None:
     """Raise an OSError unless files can be written at or below a path; ``what`` names the option or
     key.

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tfidf_tune._checks import check_at_least, require_bool
-from tfidf_tune._files import digest, looks_like_path
+from tfidf_tune._files import digest, looks_like_path, require_model_folder
 
 if TYPE_CHECKING:
     from torchtune.data import Message
@@ -390,6 +390,7 @@ def _load(path: "str | PreTrainedTokenizerBase", *, trust_remote_code: bool) -> 
     files = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
     has_tokenizer = any(part in " ".join(files) for part in _TOKENIZER_FILES)
     if folder.is_dir() and not has_tokenizer:
+        require_model_folder(folder)
         # transformers would make an empty tokenizer from config.json
         raise ValueError(f"the folder {path!r} has no tokenizer files: {needed}")
     try:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError
 
-from tfidf_tune._files import looks_like_path
+from tfidf_tune._files import looks_like_path, require_model_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -90,6 +90,7 @@ def load_model(
     folder = Path(folder)
     # transformers would take a folder that does not exist for a name on the hub.
     is_adapter = (folder / "adapter_config.json").is_file()
+    require_model_folder(folder)
     if not (is_adapter or (folder / "config.json").is_file()):
         raise FileNotFoundError(
             f"{folder} has neither config.json nor adapter_config.json. {_REMEDY}"
@@ -138,6 +139,7 @@ def on_base_model(model_args: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(pretrained, str) or arguments.get("peft"):
         return arguments
     folder = Path(pretrained).expanduser()
+    require_model_folder(folder)
     if not (folder / "adapter_config.json").is_file() or (folder / "config.json").is_file():
         return arguments
     base, revision = adapter_base(folder, f"name it by --model_args pretrained=BASE,peft={folder}")

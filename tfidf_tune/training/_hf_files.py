@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from tfidf_tune._files import looks_like_path
+from tfidf_tune._files import looks_like_path, require_model_folder
 from tfidf_tune.models.causal_lm import build_hf
 from tfidf_tune.probe.loading import readable
 from tfidf_tune.training._distributed import is_main_process
@@ -124,6 +124,7 @@ def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedC
     """Read a config with transformers' defaults and current names; refuse what
     cannot be trained.
     """
+    require_model_folder(folder)
     if (folder / "adapter_config.json").is_file():
         base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
         raise ValueError(
