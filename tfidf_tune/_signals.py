@@ -18,7 +18,7 @@ from tfidf_tune._printing import say
 ABOVE_LIMIT = 1
 """Exit code of a command that measured a value above its limit, and of nothing else."""
 FAILED = 2
-"""Exit code of a usage error, of any other error, and of an audit that could not show anything."""
+"""Exit code of a usage error, of any other error, and of an audit without an all-clear."""
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 # torchrun repeats a Ctrl-C that the terminal has already sent to every process: both are one

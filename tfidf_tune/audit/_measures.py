@@ -650,6 +650,18 @@ def _why_not_recited_further(recited: Recited) -> str:
             f"{recited.all.num_targets} targets have more than the {recited.threshold:.0f} tokens "
             "that a control is recited for, and no number of them would be noticed"
         )
+    # Passages of many copies may be too few for a test, whatever they recite.
+    for test in recited.tiers:
+        if test.num_above and test.noticeable is None:
+            number = f"{test.num_above} of the {test.num_targets} passages"
+            if test.num_targets == 1:
+                number = "the passage"
+            verb = "is" if test.num_above == 1 else "are"
+            return (
+                f"{number}{test.that_occur} {verb} recited for more than the "
+                f"{recited.threshold:.0f} tokens of a control, and so few passages cannot be told "
+                "from chance"
+            )
     return ""
 
 

@@ -305,21 +305,32 @@ def _recited_tiers(recited: Recited) -> str:
     for test in recited.tests[1:]:
         if not test.is_rejected:
             continue
-        share = "all" if test.num_above == test.num_targets else f"{test.num_above} of the"
-        times = "an unknown number of times" if test.copies == "unknown" else f"{test.copies} times"
-        clauses.append(f"{share} {test.num_targets} that occur {times}")
+        times = test.that_occur or " that occur an unknown number of times"
+        number = f"{test.num_above} of the {test.num_targets}"
+        if test.num_above == test.num_targets:
+            number = "the one" if test.num_targets == 1 else f"all {test.num_targets}"
+        clauses.append(f"{number}{times}")
     return f": {joined(clauses)}" if clauses else ""
 
 
 def _noticeable(recited: Recited) -> str:
-    """Say how many recited passages would have been noticed among those with the most copies."""
-    test = recited.tiers[-1]
-    if not test.num_targets:
+    """Say how many recited passages would have been noticed among those with the most copies that
+    are enough for a test, and which are too few for one.
+    """
+    if not recited.all.num_targets:
         return f"; a control is recited for {recited.threshold:.0f} tokens, and no passage has more"
-    times = "" if test.copies in ("all", "unknown") else f" that occur {test.copies} times"
-    if test.noticeable is None:
-        return f"; of {test.num_targets} passages{times}, no number would have been noticed"
-    return f"; of {test.num_targets} passages{times}, {test.noticeable} would have been noticed"
+    tested = [test for test in recited.tests if test.noticeable is not None]
+    if not tested:
+        number = counted(recited.all.num_targets, "passage")
+        return f"; of {number}, no number would have been noticed"
+    test = tested[-1]  # tests of more copies come later
+    number = counted(test.num_targets, "passage")
+    text = f"; of {number}{test.that_occur}, {test.noticeable} would have been noticed"
+    too_few = [test for test in recited.tiers if test.noticeable is None]
+    if too_few:
+        few = [f"{test.num_targets:,}{test.that_occur}" for test in too_few]
+        text += f" (too few for a test of their own: {joined(few)})"
+    return text
 
 
 def _readings(control: PositiveControl) -> Table:

@@ -45,8 +45,9 @@ def main(arguments: list[str]) -> None:
         prog="tfidf-tune audit",
         description="Choose passages of texts, ask a model for them, and report what it recites.",
         epilog="exit codes: 0, done and within all limits; 1, a measure is above its limit; 2, an "
-        f"error, or no all-clear; 128 + n, ended by signal n. Example: {_EXAMPLE}. "
-        "`tfidf-tune audit verify FOLDER` recomputes an audit from its folder",
+        "error, or no all-clear: nothing is shown, or a limit is undecided; 128 + n, ended by "
+        f"signal n. Example: {_EXAMPLE}. `tfidf-tune audit verify FOLDER` recomputes an audit "
+        "from its folder",
     )
     add = parser.add_argument
     add("model", metavar="MODEL", help="a Hugging Face model or PEFT adapter: folder, hub id")
