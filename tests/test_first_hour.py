@@ -25,6 +25,7 @@ from helpers.processes.recipes import run_command as run_forked
 from omegaconf import OmegaConf
 
 from tfidf_tune._processes import OWN_COMMAND
+from tfidf_tune.corpus.advice import DOCUMENTS, FRAME, NOTHING, STRETCHES
 from tfidf_tune.data import hf_tokenizer, load_documents
 from tfidf_tune.passages import read_probe_file
 from tfidf_tune.results import import_results
@@ -107,7 +108,8 @@ def test_three_commands_lead_from_a_text_to_a_verdict(
     command("cp", "lora_finetune", "mine.py")
     baseline = command("run", "./mine.py", *setup, "loss=ce", "output_dir=runs/mine_lora_ce")
     (train,) = printed_commands(baseline)
-    assert train == ["run", "./mine.py", *setup, "output_dir=runs/mine_lora"]
+    # As the advice for this text says.
+    assert train == ["run", "./mine.py", *setup, "loss=repetition", "output_dir=runs/mine_lora"]
     evaluated = baseline.index("$ tfidf-tune eval runs/mine_lora_ce\n")
     assert evaluated < baseline.index("Next:\n")  # what is left is last
 
@@ -284,11 +286,36 @@ def test_the_commands_that_are_printed_after_each_run_lead_to_a_verdict_and_are_
     (command.folder / "_ce_weighted" / "config.yaml").write_text("a: [")
     _, train = printed_by(*setup, "loss=ce", "output_dir=../_ce")
     assert train[-1] == "output_dir=../_ce_weighted"
+    # Where nothing repeats, cross-entropy needs no other model.
+    monkeypatch.setattr(_next_steps, "advised_setting", lambda cfg: NOTHING.setting)
+    evaluate, audit = printed_by(*setup, "loss=ce", "output_dir=alone_ce")
+    assert evaluate == ["eval", "alone_ce"]
+    results = ["--results", "alone_ce/evaluation", "--output-dir", "alone_ce/audit"]
+    assert audit == ["probe", "audit", *results]
+
+
+def test_the_other_model_of_a_baseline_is_what_the_advice_names(tmp_path):
+    for advice, settings in (
+        (DOCUMENTS, ["dataset.deduplicate=minhash", "loss=ce"]),
+        (STRETCHES, ["loss=repetition"]),
+        (FRAME, ["loss=ce", "dataset.deduplicate=minhash"]),
+    ):
+        found = _next_steps._settings_of_other(
+            tmp_path / "x", ["run", "--config", "mine/lora"], advice.setting, is_baseline=True
+        )
+        assert found == [*settings, f"output_dir={tmp_path / 'x'}"]
 
 
 @pytest.mark.parametrize(
     ("folder", "other"),
-    [("/", "/_ce"), ("..", "/a_ce"), ("x/..", "/a/b_ce"), ("x/_ce", "x/_ce_ce"), ("x", "x_ce")],
+    [
+        ("/", "/_ce"),
+        ("..", "/a_ce"),
+        ("x/..", "/a/b_ce"),
+        ("x/_ce", "x/_ce_ce"),
+        ("x", "x_ce"),
+        ("x_dedup", "x_ce"),
+    ],
 )
 def test_the_other_model_has_a_folder_beside_any_folder(monkeypatch, folder, other):
     monkeypatch.setattr(Path, "resolve", lambda self: Path(os.path.normpath(Path("/a/b") / self)))
