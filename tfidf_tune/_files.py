@@ -19,12 +19,42 @@ from typing import Any
 from tfidf_tune._checks import SetupError, closest, differences
 
 _TEMPORARY_NAME = re.compile(r"\..+\.tfidf-tune-[0-9a-f]{32}(\.\w+)?")
+_OFFLINE_ERRORS = (
+    "ConnectError",
+    "ConnectTimeout",
+    "ConnectionError",
+    "LocalEntryNotFoundError",
+    "OfflineModeIsEnabled",
+    "gaierror",
+)
 _MARK = "tfidf-tune.json"  # in a work folder: whose it is
 
 
 def looks_like_path(text: str) -> bool:
     """Return whether a text is a path rather than a hub id, which is ``name`` or ``owner/name``."""
     return text.startswith(("./", "../", "/", "~")) or text.count("/") > 1
+
+
+def is_hub_unreachable(error: BaseException | None) -> bool:
+    """Return whether an error, or one that it follows from, says that the Hugging Face hub could
+    not be reached, or may not be.
+    """
+    while error is not None:
+        # Types of several libraries, which are not imported for this.
+        if type(error).__name__ in _OFFLINE_ERRORS or "couldn't connect to" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def not_on_this_machine(name: str, needed: str) -> str:
+    """Return the message for a name that is taken for an id of the hub, which cannot be reached;
+    ``needed`` is what a path has to lead to.
+    """
+    return (
+        f"{name!r} is not on this machine, and the Hugging Face hub could not be reached: give the "
+        f"path of {needed}, or connect this machine to the hub"
+    )
 
 
 def file_sha256(path: Path) -> str:

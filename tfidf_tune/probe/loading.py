@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError
 
-from tfidf_tune._files import looks_like_path, require_model_folder
+from tfidf_tune._files import (
+    is_hub_unreachable,
+    looks_like_path,
+    not_on_this_machine,
+    require_model_folder,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,6 +52,12 @@ def readable(source: str | os.PathLike[str]) -> Iterator[None]:
         raise ValueError(
             f"the weights of {source} are damaged, or hold more than tensors, which can be code "
             "and was not run: take them as safetensors"
+        ) from error
+    except OSError as error:
+        if not is_hub_unreachable(error):
+            raise
+        raise FileNotFoundError(
+            not_on_this_machine(str(source), "the folder of a model")
         ) from error
     except torch.OutOfMemoryError:
         raise

@@ -21,7 +21,12 @@ from torch import Tensor
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from tfidf_tune._files import looks_like_path, require_model_folder
+from tfidf_tune._files import (
+    is_hub_unreachable,
+    looks_like_path,
+    not_on_this_machine,
+    require_model_folder,
+)
 from tfidf_tune.models.causal_lm import build_hf
 from tfidf_tune.probe.loading import readable
 from tfidf_tune.training._distributed import is_main_process
@@ -114,6 +119,10 @@ def _download(checkpoint_dir: str, revision: str | None, patterns: list[str]) ->
     try:
         return Path(snapshot_download(checkpoint_dir, revision=revision, allow_patterns=patterns))
     except Exception as error:
+        if is_hub_unreachable(error):
+            raise FileNotFoundError(
+                not_on_this_machine(checkpoint_dir, "the folder of a model")
+            ) from error
         raise FileNotFoundError(
             f"{checkpoint_dir} is neither a local folder nor on the hub ({type(error).__name__}: "
             f"{' '.join(str(error).split())})"
