@@ -73,8 +73,7 @@ def main(arguments: list[str]) -> None:
 
 def _checkpoint_on_hub(cfg: "FinetuneConfig") -> Iterator[tuple[str, str]]:
     """Check the folder of the checkpoint; yield its key and name if it is an id of the hub."""
-    from tfidf_tune.training import setup_errors
-    from tfidf_tune.training._hf_files import is_complete_folder
+    from tfidf_tune.training import is_complete_folder, setup_errors
 
     name = str(cfg.checkpointer.get("checkpoint_dir"))
     with setup_errors("config: checkpointer.checkpoint_dir"):

@@ -18,6 +18,7 @@ from tfidf_tune.training._data import (
 )
 from tfidf_tune.training._entry import recipe
 from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
+from tfidf_tune.training._hf_files import is_complete_folder
 from tfidf_tune.training._messages import print_advice, print_data
 from tfidf_tune.training._metrics import open_progress
 from tfidf_tune.training._model import (
@@ -64,6 +65,7 @@ __all__ = [
     "count_steps",
     "format_bytes",
     "instantiate",
+    "is_complete_folder",
     "keep_chat_template",
     "load_config",
     "load_model",
