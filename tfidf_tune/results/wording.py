@@ -1,7 +1,7 @@
 """The words that verdicts, tables and footnotes of reports share."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -110,6 +110,15 @@ def few_units(fewest: float) -> list[str]:
     if MIN_UNITS <= fewest < ENOUGH_UNITS:
         return [FEW_UNITS]
     return []
+
+
+def number_of_times(numbers: Sequence[int]) -> str:
+    """Write sorted numbers of copies: "once", "10 times", "20 or 40 times", "3 to 35 times"."""
+    if list(numbers) == [1]:
+        return "once"
+    if len(numbers) < 3:
+        return f"{' or '.join(str(number) for number in numbers)} times"
+    return f"{numbers[0]} to {numbers[-1]} times"
 
 
 def span(low: float, high: float, *, decimals: int) -> str:
