@@ -8,6 +8,7 @@ import torch
 from helpers.fakes.probe import random_ids, tiny_llama
 from helpers.fakes.tiny_run import Payload
 from peft import LoraConfig, get_peft_model
+from peft.utils import save_and_load
 from safetensors.torch import load_file, save_file
 
 from tfidf_tune.audit import AuditSpec
@@ -78,6 +79,34 @@ def test_an_adapter_folder_gives_the_adapted_model_on_the_base_it_names(adapter,
     assert not model.training
     torch.testing.assert_close(logits(model), logits(adapted))
     assert not torch.allclose(logits(model), logits(llama), atol=1e-2)
+
+
+def test_a_base_that_has_moved_is_named_for_evaluations_too(adapter, copy, tmp_path):
+    moved = copy(adapter)
+    config = json.loads((moved / "adapter_config.json").read_text())
+    config["base_model_name_or_path"] = str(tmp_path / "gone" / "base")
+    (moved / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="does not exist: name it by --model_args base=BASE"):
+        on_base_model({"pretrained": str(moved)})
+    found = on_base_model({"pretrained": str(moved), "base": "/new/base"})
+    assert (found["pretrained"], found["peft"]) == ("/new/base", str(moved))
+    # A start, which is evaluated with the arguments of the milestones, is no adapter.
+    assert on_base_model({"pretrained": "org/model", "base": "/new/base"}) == {
+        "pretrained": "org/model"
+    }
+
+
+def test_the_weights_of_an_adapter_are_read_once(adapter, monkeypatch):
+    read = []
+    load = save_and_load.safe_load_file
+
+    def counted(*asked, **options):
+        read.append(asked)
+        return load(*asked, **options)
+
+    monkeypatch.setattr(save_and_load, "safe_load_file", counted)
+    load_model(adapter)
+    assert len(read) == 1
 
 
 def test_an_adapter_in_half_precision_is_held_in_float32(adapter):

@@ -192,7 +192,7 @@ def test_an_adapter_folder_is_loaded_on_the_base_that_it_names(
         (None, "names no base"),
     ):
         with pytest.raises(
-            SystemExit, match=f"error: the adapter .*{message}.*pretrained=BASE,peft="
+            SystemExit, match=f"error: the adapter .*{message}.*base=BASE"
         ):
             run_command(*named(base))
 

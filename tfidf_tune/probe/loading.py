@@ -5,7 +5,7 @@ model knows.
 import json
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
@@ -143,9 +143,11 @@ def on_base_model(model_args: Mapping[str, Any]) -> dict[str, Any]:
     ``tokenizer`` of the folder.
 
     Other arguments of the harness's ``hf`` model, and those that name ``peft`` already, are
-    returned unchanged.
+    returned unchanged, but for ``base``, which is taken instead of what the adapter names; a model
+    that is no adapter has none.
     """
     arguments = dict(model_args)
+    named_base = arguments.pop("base", None)
     pretrained = arguments.get("pretrained")
     if not isinstance(pretrained, str) or arguments.get("peft"):
         return arguments
@@ -153,7 +155,10 @@ def on_base_model(model_args: Mapping[str, Any]) -> dict[str, Any]:
     require_model_folder(folder)
     if not (folder / "adapter_config.json").is_file() or (folder / "config.json").is_file():
         return arguments
-    base, revision = adapter_base(folder, f"name it by --model_args pretrained=BASE,peft={folder}")
+    base = named_base
+    revision = None
+    if base is None:
+        base, revision = adapter_base(folder, "name it by --model_args base=BASE")
     # The tokenizer and the revision that the adapter was trained with, unless the user names
     # others.
     defaults = {}
@@ -212,13 +217,12 @@ def with_adapter(
     The model's embedding gets as many rows as the adapter's, or at least ``least_rows`` if the
     adapter has none.
     """
-    from peft import PeftModel, load_peft_weights
+    from peft import PeftModel
 
     # An adapter that was trained with new tokens has their rows.
     current_rows = model.get_input_embeddings().weight.shape[0]
     with readable(folder):
-        weights = load_peft_weights(str(folder), device="cpu", revision=revision)
-    rows = _embedding_rows(model, weights)
+        rows = _embedding_rows(model, _shapes_of_adapter(folder, revision))
     if rows is None:
         rows = max(current_rows, least_rows)
     if rows != current_rows:
@@ -237,7 +241,22 @@ def with_adapter(
             ) from warning
 
 
-def _embedding_rows(model: Any, weights: Mapping[str, torch.Tensor]) -> int | None:
+def _shapes_of_adapter(
+    folder: str | os.PathLike[str], revision: str | None
+) -> dict[str, Sequence[int]]:
+    """Return the shapes of an adapter's weights; of a local safetensors file no weight is read."""
+    from peft import load_peft_weights
+    from safetensors import safe_open
+
+    file = Path(folder) / "adapter_model.safetensors"
+    if not file.is_file():
+        weights = load_peft_weights(str(folder), device="cpu", revision=revision)
+        return {name: weight.shape for name, weight in weights.items()}
+    with safe_open(file, framework="pt") as header:
+        return {name: header.get_slice(name).get_shape() for name in header.keys()}  # noqa: SIM118
+
+
+def _embedding_rows(model: Any, shapes: Mapping[str, Sequence[int]]) -> int | None:
     """Return how many tokens the embedding or the head has that an adapter saved, None if it saved
     neither.
     """
@@ -245,7 +264,7 @@ def _embedding_rows(model: Any, weights: Mapping[str, torch.Tensor]) -> int | No
     names = [name for name, module in model.named_modules() if module in layers]
     for name in names:
         for saved in _SAVED_WEIGHTS:
-            weight = weights.get(f"base_model.model.{name}.{saved}")
-            if weight is not None:
-                return weight.shape[0]
+            shape = shapes.get(f"base_model.model.{name}.{saved}")
+            if shape is not None:
+                return shape[0]
     return None
