@@ -191,9 +191,7 @@ def test_an_adapter_folder_is_loaded_on_the_base_that_it_names(
         (str(tmp_path / "gone"), "belongs to the base model .*gone, which does not exist"),
         (None, "names no base"),
     ):
-        with pytest.raises(
-            SystemExit, match=f"error: the adapter .*{message}.*base=BASE"
-        ):
+        with pytest.raises(SystemExit, match=f"error: the adapter .*{message}.*base=BASE"):
             run_command(*named(base))
 
 
