@@ -1,24 +1,31 @@
 """The model of an audit is asked, by the tasks of the harness."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tfidf_tune import _files
 from tfidf_tune.audit._choosing import Note
 from tfidf_tune.audit._measures import Bound, require_possible
 from tfidf_tune.audit._plan import Plan
+from tfidf_tune.audit._reference import Reference, described, switched_off, token_nlls
 from tfidf_tune.probe import Attack
 from tfidf_tune.probe.positive_control import MOST_READ
 from tfidf_tune.probe.prompts import cut_passage
 from tfidf_tune.probe.sample_fields import MEMBERSHIP, POSITIVE_CONTROL, POSITIVE_CONTROL_NLL
 
 if TYPE_CHECKING:
+    from lm_eval.api.model import LM
+
     from tfidf_tune.passages import Passage
     from tfidf_tune.tasks.server import ServerLM
+
+REFERENCE = "reference"
+"""In the folder of the answers, the answers of the reference."""
 
 
 def connect(plan: Plan) -> "ServerLM | None":
@@ -51,7 +58,7 @@ def ask(
         ValueError: If no answer could make a limit pass; before the model is loaded.
         OSError: If a file cannot be written, or a server does not answer.
     """
-    from tfidf_tune.tasks.evaluation import evaluate, likelihood_problem
+    from tfidf_tune.tasks.evaluation import likelihood_problem
 
     spec = plan.spec
     attacks = plan.affordable(len(passages))
@@ -97,17 +104,76 @@ def ask(
     with _journal(plan, server, note):
         # Tokenizer and passages are checked before the model is loaded.
         with _files.atomic_folder(evaluated) as unfinished:
-            evaluate(
-                plan.model_args,
-                tasks,
-                unfinished,
-                metadata=settings,
-                batch_size=spec.batch_size,
-                device=spec.device,
-                model_name=plan.model_name,
-                model=server,
-            )
+            if plan.reference is None:
+                _evaluate(plan, server, tasks, unfinished, settings)
+            else:
+                _evaluate_both(plan, plan.reference, server, tasks, unfinished, settings)
         yield evaluated
+
+
+def _evaluate(
+    plan: Plan, model: "LM | None", tasks: list[str], output: Path, settings: dict[str, Any]
+) -> None:
+    from tfidf_tune.tasks.evaluation import evaluate
+
+    evaluate(
+        plan.model_args,
+        tasks,
+        output,
+        metadata=settings,
+        batch_size=plan.spec.batch_size,
+        device=plan.spec.device,
+        model_name=plan.model_name,
+        model=model,
+    )
+
+
+def _evaluate_both(
+    plan: Plan,
+    reference: Reference,
+    server: "ServerLM | None",
+    tasks: list[str],
+    output: Path,
+    settings: dict[str, Any],
+) -> None:
+    """Ask the model, and then its reference, into a folder beside the answers of the model.
+
+    An adapter is loaded once, and switched off for its reference.
+    """
+    from tfidf_tune.tasks.evaluation import evaluate, loaded_model
+    from tfidf_tune.tasks.membership import reference_nlls_by
+    from tfidf_tune.tasks.server import ServerLM
+
+    spec = plan.spec
+    model: LM | None = server
+    if reference.kind == "base":
+        model = loaded_model(plan.model_name, plan.model_args, spec.batch_size, spec.device)
+        with reference_nlls_by(partial(token_nlls, model, reference)):
+            _evaluate(plan, model, tasks, output, settings)
+    else:
+        _evaluate(plan, model, tasks, output, settings)
+
+    # The reference is asked for the same; only the audited model has to show that it reads.
+    asked_of_reference = {**settings, "run": described(reference, plan.model_args)}
+    asked_of_reference.pop("reference_model", None)
+    other: LM | None = None
+    if reference.kind == "base":
+        other = model
+    elif reference.kind == "server":
+        other = ServerLM(**reference.model_args)
+    elif server is not None:
+        asked_of_reference["prompts"] = "token_ids"
+    with switched_off(model, reference) if reference.kind == "base" else nullcontext():
+        evaluate(
+            reference.model_args,
+            [task for task in tasks if task not in (POSITIVE_CONTROL, POSITIVE_CONTROL_NLL)],
+            output / REFERENCE,
+            metadata=asked_of_reference,
+            batch_size=spec.batch_size,
+            device=spec.device,
+            model_name=reference.model_name,
+            model=other,
+        )
 
 
 def _longest_reference(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfidf_tune._files import looks_like_path
+from tfidf_tune.audit._reference import Reference, reference_of
 from tfidf_tune.audit._spec import AuditSpec
 from tfidf_tune.probe import Attack, planned_attacks, run_of, within_budget
 from tfidf_tune.probe.attacks import PREFIX_LENGTHS
@@ -34,6 +35,7 @@ class Plan:
     probe_file: Path
     record: Path  # what the passages follow from
     chosen: "ProbeSpec | None"
+    reference: Reference | None = None
 
     @property
     def has_controls_of_run(self) -> bool:
@@ -114,8 +116,6 @@ def resolve(spec: AuditSpec) -> Plan:
     }
     if spec.bos is not None:
         settings["bos"] = spec.bos
-    if spec.reference is not None:
-        settings["reference_model"] = spec.reference
     if spec.server is None:
         model_name = {"transformers": MODEL_NAME, "vllm": VLLM_NAME}[spec.backend]
         model_args = _model_arguments(spec)
@@ -132,6 +132,9 @@ def resolve(spec: AuditSpec) -> Plan:
         chosen = _as_in_training(_with_held_out(spec.passages, model_args), model_args)
         if spec.server is not None:  # it ends its answers at EOS
             chosen = replace(chosen, without_eos=True)
+    reference = reference_of(spec, model_name, model_args)
+    if reference is not None and reference.kind != "server":
+        settings["reference_model"] = reference.name
     plan = Plan(
         spec=spec,
         model_name=model_name,
@@ -142,6 +145,7 @@ def resolve(spec: AuditSpec) -> Plan:
         probe_file=probe_file,
         record=spec.folder / "passages.json",
         chosen=chosen,
+        reference=reference,
     )
     if chosen is not None:
         _require_room_for_prompts(plan, chosen)

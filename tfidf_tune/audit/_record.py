@@ -93,7 +93,8 @@ def planned(plan: Plan, passages: "Sequence[Passage]") -> dict[str, Any]:
         },
         "reference": {
             "name": spec.reference,
-            "files": _hashes_of_models([spec.reference]),
+            "url": spec.reference_url,
+            "files": _hashes_of_models([] if plan.reference is None else [plan.reference.name]),
         },
         "tokenizer": plan.tokenizer,
         "passages": {

@@ -12,6 +12,7 @@ import pandas as pd
 
 from tfidf_tune._printing import counted
 from tfidf_tune.audit import _measures as audit
+from tfidf_tune.audit._before_after import before_and_after, paired_likelihoods
 from tfidf_tune.audit._leaks import leaks, leaks_table, mismatched_lms
 from tfidf_tune.passages import Passage
 from tfidf_tune.probe.attacks import ATTACKS
@@ -154,9 +155,19 @@ def audit_report(
     rows = likelihoods.frame.to_dict("records")
     verdict = _verdict(facts, name, checks, control, is_detected=any(map(is_detectable, rows)))
     verdict += hardly_learned(results.scores, {at: name})
-    listed = _leaks(facts, results.scores, at, passages)
+    # The model before training, if it was asked for the same: the reference, or a run's start.
+    before = None
+    compared = []
+    starts = [number for number in probed if results.checkpoints[number].is_start]
+    if trained and starts:
+        before = audit.Facts(results, starts[-1])
+        nlls = paired_likelihoods(results.scores, starts[-1], at)
+        compared.append(before_and_after(before, facts, nlls))
+    listed = _leaks(facts, before, results.scores, at, passages)
+    verdict += _because(facts, before, listed)
     tables = (
         _overview(facts, likelihoods, control, notes),
+        *compared,
         audit.limits(checks),
         audit.recited(facts),
         _readings(control),
@@ -195,10 +206,36 @@ def audit_report(
     )
 
 
+def _because(facts: audit.Facts, before: audit.Facts | None, listed: pd.DataFrame) -> str:
+    """Say how many passages this training and their own beginnings brought out."""
+    if facts.recited is None or not facts.recited.number:
+        return ""
+    number = int((listed["attributed"] == "yes").sum())
+    if before is None:
+        return (
+            f" {number} of {facts.num_targets} passages are brought out by their own beginning and "
+            "not by that of another passage."
+        )
+    recited_before = 0 if before.recited is None else before.recited.number
+    return (
+        f" Before this training, {recited_before} were; {number} are attributed to it: their own "
+        "beginning brings them out, the beginning of another passage does not, and the model "
+        "before training does not write them."
+    )
+
+
 def _leaks(
-    facts: audit.Facts, scores: pd.DataFrame, at: int, passages: Sequence[Passage]
+    facts: audit.Facts,
+    reference: audit.Facts | None,
+    scores: pd.DataFrame,
+    at: int,
+    passages: Sequence[Passage],
 ) -> pd.DataFrame:
     """Return the list of passages to act on."""
+    before = None
+    if reference is not None:
+        best = audit.best_samples(reference.samples, "target")
+        before = best.set_index("passage_id")["lms"].astype(float)
     nlls = {}
     own = scores[(scores["checkpoint"] == at) & (scores["metric"] == "passage_nll")]
     for kind, of_kind in own.groupby("kind", observed=True):
@@ -207,7 +244,7 @@ def _leaks(
         audit.best_samples(facts.samples, "target"),
         threshold=math.inf if facts.recited is None else facts.recited.threshold,
         mismatched=mismatched_lms(facts.samples),
-        before=None,
+        before=before,
         nlls=nlls if {"target", "control"} <= nlls.keys() else {},
         passages=passages,
     )

@@ -25,6 +25,10 @@ _ATTACK_OF_SETTING = {
 }
 
 
+BASE = "base"
+"""The reference of an adapter: the model without it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerSpec:
     """An OpenAI-compatible server that answers for the model.
@@ -70,8 +74,11 @@ class AuditSpec:
         device (str | None): default: None, a GPU if there is one.
         dtype (str | None): "float32", "bfloat16", ... Default: None, the checkpoint's.
         model_args (dict[str, Any]): more arguments of the harness's model, ``hf`` or ``vllm``.
-        reference (str | None): the model before training, whose likelihoods are compared. Default:
-            None.
+        reference (str | None): the model before training, which is asked the same: a folder or hub
+            id, :data:`BASE` for the base of an adapter, which is then switched off, or the name of
+            a model at ``reference_url``. Default: None.
+        reference_url (str | None): OpenAI-compatible server of the reference, up to ``/v1``; asked
+            as ``server`` is. Default: None.
         attacks (Sequence[str] | None): ways of asking, see
             :func:`tfidf_tune.probe.planned_attacks`. Default: None, greedy ones, which the report
             then does not name.
@@ -116,6 +123,7 @@ class AuditSpec:
     dtype: str | None = None
     model_args: dict[str, Any] = field(default_factory=dict)
     reference: str | None = None
+    reference_url: str | None = None
     attacks: Sequence[str] | None = None
     prefix_lengths: Sequence[int] = PREFIX_LENGTHS
     max_new_tokens: int = 128
@@ -169,6 +177,13 @@ class AuditSpec:
             if looks_like_path(self.model) and not folder.is_dir():
                 raise FileNotFoundError(
                     f"no folder {folder}: name a Hugging Face model or PEFT adapter, or a hub id"
+                )
+        if self.reference_url is not None:
+            require_base_url(self.reference_url)
+            if self.server is None or self.reference in (None, BASE):
+                raise ValueError(
+                    f"--reference-url {self.reference_url} is for a model behind a server: name "
+                    "the audited model's by --base-url, and the reference's name by --reference"
                 )
         if self.offset and self.is_named:
             raise ValueError(

@@ -226,7 +226,8 @@ def _chosen_again(folder: Path, plan: dict[str, Any], chosen: dict[str, Any]) ->
     from tfidf_tune.passages.choosing import search_arguments
 
     what = "controls and tokenizer"
-    options = {field.name: chosen[field.name] for field in fields(ProbeSpec)}
+    names = [field.name for field in fields(ProbeSpec)]
+    options = {name: chosen[name] for name in names if name in chosen}
     options["sources"] = tuple(options["sources"])
     if isinstance(options["held_out"], dict):  # the record has its hash, too
         options["held_out"] = options["held_out"]["file"]

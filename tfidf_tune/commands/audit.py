@@ -170,9 +170,11 @@ def add_asking(parser: argparse.ArgumentParser) -> None:
     add("--base", help="model under an adapter; default: what the adapter names")
     add(
         "--reference",
-        metavar="FOLDER",
-        help="model before the training: compare likelihoods with its likelihoods",
+        metavar="MODEL",
+        help="the model before the training, which is asked the same: a folder, hub id, or base "
+        "for the base of an adapter, which is switched off",
     )
+    add("--reference-url", metavar="URL", help="server of the reference, MODEL is its name there")
     add(
         "--model-args",
         type=key_values,

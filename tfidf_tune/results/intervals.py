@@ -216,6 +216,40 @@ def membership(members: Floats, others: Floats) -> Membership:
     )
 
 
+def auc_difference(
+    before: tuple[Floats, Floats], after: tuple[Floats, Floats]
+) -> tuple[tuple[float, float], Interval]:
+    """Compare how well two scores of the same passages separate members from others.
+
+    Args:
+        before (tuple[np.ndarray, np.ndarray]): float64 ``[n]`` of members and ``[k]`` of others.
+        after (tuple[np.ndarray, np.ndarray]): another score of the same passages.
+
+    Returns:
+        tuple[tuple[float, float], Interval]: both AUCs, and the interval of the second minus the
+            first: passages are resampled with both of their scores, members and others separately.
+    """
+    wins_before, wins_after = (
+        win_shares(members[None], others[None]) for members, others in (before, after)
+    )
+    change = wins_after - wins_before
+    num_members, num_others = change.shape
+
+    def mean_change(member_indices: Any, other_indices: Any, axis: int = -1) -> Any:
+        member_counts = _counts(member_indices, num_members)
+        other_counts = _counts(other_indices, num_others)
+        changed = (member_counts @ change) * other_counts
+        return changed.sum(axis) / change.size
+
+    interval = bootstrap_interval(
+        mean_change,
+        np.arange(num_members, dtype=np.float64),
+        np.arange(num_others, dtype=np.float64),
+        paired=False,
+    )
+    return (float(wins_before.mean()), float(wins_after.mean())), interval
+
+
 def _counts(indices: Floats, size: int) -> Floats:
     """Count how often each row has each index below ``size``.
 

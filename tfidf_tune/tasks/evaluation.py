@@ -186,6 +186,16 @@ def load_lm(model_name: str, model_args: dict[str, Any], batch_size: Any, device
     return get_model(model_name).create_from_arg_obj(model_args, options)
 
 
+def loaded_model(
+    model_name: str, model_args: dict[str, Any], batch_size: int, device: str | None
+) -> LM:
+    """Load a model for several calls of :func:`evaluate`, on its default device."""
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    _check_model_settings(model_args.get("dtype", "auto"), device, batch_size)
+    register_model()
+    return load_lm(model_name, model_args, batch_size, device)
+
+
 def likelihood_problem(model_name: str, model_args: Mapping[str, Any]) -> str | None:
     """Say why a model that is loaded here gives no log-probabilities of prompts; None
     if it does.

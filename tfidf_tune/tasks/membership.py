@@ -7,7 +7,9 @@ it, and sampling can extract it.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -31,6 +33,10 @@ from tfidf_tune.tasks._kept import kept
 from tfidf_tune.tasks._requests import TokenIdPrompts
 from tfidf_tune.tasks._task import task_documents
 from tfidf_tune.tasks.memorization import probed, whole_numbers
+
+_compute_nlls: ContextVar[Callable[[Sequence[Sequence[int]]], list[Any]] | None] = ContextVar(
+    "compute_nlls", default=None
+)
 
 
 def documents(
@@ -113,7 +119,20 @@ def _add_reference_nlls(
         row["reference_nlls"] = nll[num_unscored:].tolist()
 
 
+@contextmanager
+def reference_nlls_by(compute: Callable[[Sequence[Sequence[int]]], list[Any]]) -> Iterator[None]:
+    """Compute the NLLs under the reference by a function in a block, not by loading a model."""
+    token = _compute_nlls.set(compute)
+    try:
+        yield
+    finally:
+        _compute_nlls.reset(token)
+
+
 def _token_nlls(reference_model: str, texts: Sequence[Sequence[int]]) -> list[Any]:
+    compute = _compute_nlls.get()
+    if compute is not None:
+        return compute(texts)
     model = load_model(reference_model, device="cuda" if torch.cuda.is_available() else "cpu")
     return [tokens.nll for tokens in token_likelihoods(model, texts)]
 
