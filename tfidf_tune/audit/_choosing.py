@@ -197,6 +197,11 @@ def _chosen(made: "MadeProbe", spec: "ProbeSpec") -> str:
             f"Controls: {num_controls}; {made.num_refused} candidates share text with the training "
             "data, or cannot be compared with it, and were rejected."
         )
+    if spec.controls_source and not num_controls and spec.num_controls and not spec.held_out:
+        lines.append(
+            "If a run held the controls out of this text, name its passages, too: --held-out "
+            "RUN/probe.jsonl."
+        )
     if num_targets < spec.num_targets or num_controls < spec.num_controls:
         lines.append(
             f"There are no more passages of {spec.block_size} tokens without overlap: "
