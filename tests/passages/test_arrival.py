@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from accelerate.data_loader import prepare_data_loader
 from datasets import Dataset
+from torch.utils.data import DataLoader
 from transformers import AutoTokenizer
 
 from tfidf_tune.passages import InjectedCanaries
@@ -116,6 +118,35 @@ def test_batches_of_a_loop_of_ones_own(canaries):
     for share in (0, 1.5):
         with pytest.raises(ValueError, match="loss_share"):
             made.check_batches(batches, loss_share=share)
+
+
+@pytest.mark.parametrize("kind", ["torch", "generator", "accelerate"])
+def test_the_order_of_a_loader_is_put_back(canaries, kind):
+    """With the generator of torch, with one of its own, and with the number of the epoch."""
+    made, rows = canaries
+
+    def collate(batch):
+        ids = torch.tensor(batch)
+        return {"input_ids": ids, "labels": ids}
+
+    orders = []
+    for is_checked in (False, True):
+        torch.manual_seed(0)
+        generator = torch.Generator().manual_seed(3) if kind == "generator" else None
+        loader = DataLoader(rows, shuffle=True, generator=generator, collate_fn=collate)
+        if kind == "accelerate":
+            loader = prepare_data_loader(
+                loader,
+                num_processes=1,
+                process_index=0,
+                put_on_device=False,
+                use_seedable_sampler=True,
+            )
+        if is_checked:
+            made.check_batches(loader)
+        orders.append([[batch["input_ids"].tolist() for batch in loader] for _ in range(2)])
+    assert orders[0] == orders[1]
+    assert orders[0][0] != orders[0][1]
 
 
 def test_shifted_labels_and_labels_that_are_left_out_on_purpose(canaries):

@@ -116,6 +116,7 @@ class Seen:
     canaries: list[_Sightings]
     num_batches: int = 0
     longest_row: int = 0
+    """Tokens of the longest row, or document of a packed row."""
 
     def merge(self, other: "Seen") -> None:
         """Add what another process has seen."""
@@ -173,13 +174,15 @@ class CanarySearch:
         """
         self.seen.num_batches += 1
         ids, has_loss = _tokens_and_loss(batch, may_be_shifted=may_be_shifted)
-        self.seen.longest_row = max(self.seen.longest_row, ids.shape[1])
         for row, borders in enumerate(_borders(batch, ids.shape)):
             for start, end in pairwise(borders):
                 self._add_document(ids[row, start:end], has_loss[row, start:end])
 
     def _add_document(self, ids: TokenArray, has_loss: Mask) -> None:
         """Search a row, or a document of a packed row."""
+        self.seen.longest_row = max(self.seen.longest_row, len(ids))
+        if len(ids) < self._length:
+            return
         whole = []
         incomplete = []
         for number, start in self._candidates(ids):
@@ -228,8 +231,10 @@ class CanarySearch:
         lacks_head = offset + begin > 0
         lacks_tail = offset + end < len(canary)
         sightings = self.seen.canaries[number]
-        sightings.num_heads += ends_row and lacks_tail and not lacks_head
-        sightings.num_tails += starts_row and lacks_head and not lacks_tail
+        if ends_row and lacks_tail and not lacks_head:
+            sightings.num_heads += 1
+        if starts_row and lacks_head and not lacks_tail:
+            sightings.num_tails += 1
         difference = (0, 0, 0)
         if not is_equal.all():
             place = int(np.argmin(is_equal))
@@ -240,7 +245,7 @@ class CanarySearch:
 
 def _codes(ids: TokenArray, length: int) -> Any:
     """Return a number for each window of ``length`` tokens; different windows hardly share one."""
-    codes = np.zeros(max(len(ids) - length + 1, 0), dtype=np.uint64)
+    codes = np.zeros(len(ids) - length + 1, dtype=np.uint64)
     for offset in range(length):
         codes = codes * _FACTOR + ids[offset : offset + len(codes)].astype(np.uint64)
     return codes
@@ -301,7 +306,7 @@ def _tokens_and_loss(batch: Any, *, may_be_shifted: bool) -> tuple[TokenArray, M
 
 def _borders(batch: Any, shape: tuple[int, int]) -> Iterator[list[int]]:
     """Yield for each row where its documents begin, and its end: documents of packed rows begin
-    where ``position_ids`` do not go on.
+    where ``position_ids`` start again.
     """
     positions = batch.get("position_ids")
     if positions is not None:
@@ -309,7 +314,7 @@ def _borders(batch: Any, shape: tuple[int, int]) -> Iterator[list[int]]:
     for row in range(shape[0]):
         begins = []
         if positions is not None and positions.shape == shape:
-            begins = (np.flatnonzero(np.diff(positions[row]) != 1) + 1).tolist()
+            begins = (np.flatnonzero(np.diff(positions[row]) < 1) + 1).tolist()
         yield [0, *begins, shape[1]]
 
 
@@ -403,7 +408,9 @@ def batches_of_first_epoch(trainer: Any, loader: Any) -> tuple[int, int | None]:
             "the training data have no length: set max_steps, which the trainer needs too"
         )
     num_batches = steps * args.gradient_accumulation_steps
-    return num_batches if length is None else min(num_batches, length), length
+    if length is not None:
+        num_batches = min(num_batches, length)
+    return num_batches, length
 
 
 def circumstances_of(trainer: Any, num_read: int, length: int | None) -> Circumstances:
@@ -475,7 +482,9 @@ def _others(affected: Sequence[Any]) -> str:
     """Return how many other canaries have the same problem."""
     if len(affected) == 1:
         return ""
-    return f" (and {len(affected) - 1} more canaries have this problem)"
+    if len(affected) == 2:
+        return " (another canary has the same problem)"
+    return f" ({len(affected) - 1} other canaries have the same problem)"
 
 
 def _why_missing(
@@ -516,6 +525,13 @@ def _why_missing(
     )
 
 
+def is_sharded(model: Any) -> bool:
+    """Return whether no process has the whole model."""
+    from torch.distributed.tensor import DTensor
+
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
 def check_gradient(model: Any, passage: Passage, context: Any) -> tuple[int, int]:
     """Raise a ``ValueError`` unless the loss of a target has a gradient; return the number of
     trainable parameters, and of those with a gradient.
@@ -525,7 +541,10 @@ def check_gradient(model: Any, passage: Passage, context: Any) -> tuple[int, int
     """
     import torch
     import torch.nn.functional as F
+    from torch.nn.parallel import DistributedDataParallel
 
+    if isinstance(model, DistributedDataParallel):  # which would wait for a backward pass
+        model = model.module
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:
         raise ValueError(

@@ -25,6 +25,7 @@ from tfidf_tune.passages.arrival import (
     check_gradient,
     check_seen,
     circumstances_of,
+    is_sharded,
     length_of,
     search_batches,
     unchanged_random_state,
@@ -224,8 +225,6 @@ class InjectedCanaries:
                 parameter a gradient from it; if a control is in the data; if labels are shifted
                 already; or if the data are a stream that cannot be read twice.
         """
-        from torch.distributed.tensor import DTensor
-
         search = self._search(loss_share)
         with unchanged_random_state():
             loader = trainer.get_train_dataloader()
@@ -242,11 +241,9 @@ class InjectedCanaries:
             circumstances = circumstances_of(trainer, num_batches, length)
             check_seen(self.passages, seen, circumstances, loss_share)
             model: Any = trainer.model
-            # Weights are distributed over processes, now or in train().
-            is_sharded = trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled
-            if is_sharded or any(isinstance(each, DTensor) for each in model.parameters()):
-                model = None
-            return self._result(seen, model, trainer.compute_loss_context_manager())
+            if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+                model = None  # train() distributes its weights, which are not complete before
+            return self._result(seen, model, trainer.accelerator.autocast())
 
     def check_batches(
         self,
@@ -264,7 +261,8 @@ class InjectedCanaries:
                 data loader, say, whose random state is put back. Each has ``input_ids`` and
                 ``labels``, shifted or not; ``attention_mask`` and ``position_ids`` are used if
                 there are any.
-            model (Any): the model, if its gradient is to be checked. Default: None
+            model (Any): the model, if its gradient is to be checked, before FSDP or DeepSpeed
+                wraps it. Default: None
             max_batches (int | None): batches to read at most; needed if ``batches`` has no length,
                 as a stream. Default: None, all
             loss_share (float): as for :meth:`check`. Default: 1.0
@@ -307,7 +305,7 @@ class InjectedCanaries:
         """Check the gradient if there is a model, and sum up."""
         num_trainable = None
         num_with_gradient = None
-        if model is not None:
+        if model is not None and not is_sharded(model):
             num_trainable, num_with_gradient = check_gradient(model, self.passages[0], context)
         num_targets = len(self._repeats)
         tokens_with_loss = {}
