@@ -31,7 +31,8 @@ def main() -> None:
     parser.add_argument("--texts", help="what it was trained on; needed with --model")
     parser.add_argument(
         "--controls",
-        help="text of the same kind that it never saw; default: Python's documentation",
+        help="text of the same kind that it never saw; default: what its run held out, "
+        "else Python's documentation",
     )
     parser.add_argument("--output-dir", default="runs/example_audit", help="default: %(default)s")
     options = parser.parse_args()

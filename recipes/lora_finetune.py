@@ -16,7 +16,7 @@ from tfidf_tune import training
 
 
 @training.recipe
-def recipe_main(user_cfg: DictConfig) -> list[list[str]]:
+def recipe_main(user_cfg: DictConfig) -> training.NextSteps:
     """Check everything, then load, train, and save at the milestones."""
     cfg = training.check_config(user_cfg, training.LoRAFinetuneConfig)
     with training.open_run(cfg) as run:

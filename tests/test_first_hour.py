@@ -25,6 +25,7 @@ from helpers.processes.recipes import run_command as run_forked
 from omegaconf import OmegaConf
 
 from tfidf_tune._processes import OWN_COMMAND
+from tfidf_tune.corpus.advice import DOCUMENTS, FRAME, NOTHING, STRETCHES
 from tfidf_tune.data import hf_tokenizer, load_documents
 from tfidf_tune.passages import read_probe_file
 from tfidf_tune.results import import_results
@@ -106,9 +107,11 @@ def test_three_commands_lead_from_a_text_to_a_verdict(
     monkeypatch.setattr(_entry, "subprocess", SimpleNamespace(run=in_this_process))
     command("cp", "lora_finetune", "mine.py")
     baseline = command("run", "./mine.py", *setup, "loss=ce", "output_dir=runs/mine_lora_ce")
-    evaluate, train = printed_commands(baseline)
-    assert train == ["run", "./mine.py", *setup, "output_dir=runs/mine_lora"]
-    assert f"$ {shlex.join(['tfidf-tune', *evaluate])}\n" in baseline
+    (train,) = printed_commands(baseline)
+    # As the advice for this text says.
+    assert train == ["run", "./mine.py", *setup, "loss=repetition", "output_dir=runs/mine_lora"]
+    evaluated = baseline.index("$ tfidf-tune eval runs/mine_lora_ce\n")
+    assert evaluated < baseline.index("Next:\n")  # what is left is last
 
     output = command("run", "lora_finetune", *setup)
 
@@ -135,10 +138,24 @@ def test_three_commands_lead_from_a_text_to_a_verdict(
             for noise in ("Custom kwargs", "not a git repository", "cpp ext")
             if noise in printed
         ]
-    assert printed_commands(output)[1] == ["compare", "runs/mine_lora_ce", "runs/mine_lora"]
+    assert printed_commands(output) == []
+    assert "$ tfidf-tune compare runs/mine_lora_ce runs/mine_lora\n" in output
     report = " ".join(output.split())
     assert "# Repetition against CE" in report
     assert "its perplexity is" in report
+
+    # The same again: nothing is trained or evaluated a second time.
+    results = {path: path.stat().st_mtime_ns for path in Path("runs").rglob("results_*.json")}
+    again = command("run", "lora_finetune", *setup, "resume_from_checkpoint=True")
+    assert "the run is finished: all " in again
+    assert "all models of runs/mine_lora are evaluated already: runs/mine_lora/evaluation" in again
+    setup.remove("evaluate=true")
+    unasked = command("run", "lora_finetune", *setup, "resume_from_checkpoint=True")
+    assert "Evaluation in runs/mine_lora/evaluation\n" in unasked
+    assert printed_commands(unasked) == [["compare", "runs/mine_lora_ce", "runs/mine_lora"]]
+    assert results == {
+        path: path.stat().st_mtime_ns for path in Path("runs").rglob("results_*.json")
+    }
 
 
 def test_the_printed_commands_evaluate_the_passages_of_every_data_set(command, tiny_checkpoint):
@@ -256,7 +273,9 @@ def test_the_commands_that_are_printed_after_each_run_lead_to_a_verdict_and_are_
     shutil.rmtree(tmp_path / "begun" / "run" / "resume" / "step_2")
     _, begun = printed_by(*train[:-1], f"output_dir={tmp_path / 'begun' / 'run_ce'}")
     assert begun[-1] == "resume_from_checkpoint=True"
-    command(*begun)
+    of_begun = printed_by(*begun)
+    # A command for the other run would begin it.
+    assert "resume_from_checkpoint=True" not in itertools.chain.from_iterable(of_begun)
     written = OmegaConf.load(tmp_path / "begun" / "run" / "config.yaml").loss
     assert written == OmegaConf.load("config.yaml").loss
     for evaluation in (of_baseline, of_first):
@@ -267,11 +286,36 @@ def test_the_commands_that_are_printed_after_each_run_lead_to_a_verdict_and_are_
     (command.folder / "_ce_weighted" / "config.yaml").write_text("a: [")
     _, train = printed_by(*setup, "loss=ce", "output_dir=../_ce")
     assert train[-1] == "output_dir=../_ce_weighted"
+    # Where nothing repeats, cross-entropy needs no other model.
+    monkeypatch.setattr(_next_steps, "advised_setting", lambda cfg: NOTHING.setting)
+    evaluate, audit = printed_by(*setup, "loss=ce", "output_dir=alone_ce")
+    assert evaluate == ["eval", "alone_ce"]
+    results = ["--results", "alone_ce/evaluation", "--output-dir", "alone_ce/audit"]
+    assert audit == ["probe", "audit", *results]
+
+
+def test_the_other_model_of_a_baseline_is_what_the_advice_names(tmp_path):
+    for advice, settings in (
+        (DOCUMENTS, ["dataset.deduplicate=minhash", "loss=ce"]),
+        (STRETCHES, ["loss=repetition"]),
+        (FRAME, ["loss=ce", "dataset.deduplicate=minhash"]),
+    ):
+        found = _next_steps._settings_of_other(
+            tmp_path / "x", ["run", "--config", "mine/lora"], advice.setting, is_baseline=True
+        )
+        assert found == [*settings, f"output_dir={tmp_path / 'x'}"]
 
 
 @pytest.mark.parametrize(
     ("folder", "other"),
-    [("/", "/_ce"), ("..", "/a_ce"), ("x/..", "/a/b_ce"), ("x/_ce", "x/_ce_ce"), ("x", "x_ce")],
+    [
+        ("/", "/_ce"),
+        ("..", "/a_ce"),
+        ("x/..", "/a/b_ce"),
+        ("x/_ce", "x/_ce_ce"),
+        ("x", "x_ce"),
+        ("x_dedup", "x_ce"),
+    ],
 )
 def test_the_other_model_has_a_folder_beside_any_folder(monkeypatch, folder, other):
     monkeypatch.setattr(Path, "resolve", lambda self: Path(os.path.normpath(Path("/a/b") / self)))

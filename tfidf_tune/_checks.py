@@ -72,7 +72,9 @@ def require_bool(name: str, value: Any) -> None:
 def require_choice(name: str, value: Any, possible: tuple[str, ...]) -> None:
     """Raise a ``ValueError`` unless an argument is one of the strings that are possible."""
     if value not in possible:
-        raise ValueError(f"{name} is '{value}': possible are {', '.join(possible)}")
+        # true, not True, as in a config
+        shown = value if isinstance(value, str) else json.dumps(value, default=str)
+        raise ValueError(f"{name} is '{shown}': possible are {', '.join(possible)}")
 
 
 def require_base_url(url: str) -> None:
@@ -116,8 +118,17 @@ def closest(name: str, possible: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: the most similar possible name, empty if
     none is similar.
     """
-    close = difflib.get_close_matches(name, list(possible), n=1)
-    return f"; did you mean '{close[0]}'?" if close else ""
+    similar = most_similar(name, possible)
+    return f"; did you mean '{similar}'?" if similar else ""
+
+
+def most_similar(name: str, possible: Iterable[str]) -> str:
+    """Return the most similar possible name, "" if none is similar; capital letters make no
+    difference.
+    """
+    names = {each.lower(): each for each in possible}
+    close = difflib.get_close_matches(name.lower(), list(names), n=1)
+    return names[close[0]] if close else ""
 
 
 def first_problem(error: Any, **parts: bool) -> tuple[str, dict[str, Any]]:
@@ -146,6 +157,8 @@ def require_no_options(model_args: Mapping[str, Any]) -> None:
 def differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
     """Compare settings, and return a phrase for each key that differs: ``optimizer.lr was 0.001, is
     0.002``.
+
+    Of hashes, which nobody can read, it says that the content has changed.
     """
     phrases = []
     for key in sorted(before.keys() | now.keys()):
@@ -153,9 +166,23 @@ def differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -
         new = now.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
             phrases += differences(old, new, f"{prefix}{key}.")
+        elif _is_hash(old) or _is_hash(new):
+            # A file is named by its path, which says enough.
+            name = key if "/" in key else f"{prefix}{key}"
+            if old is None:
+                phrases.append(f"{name} was not there before")
+            elif new is None:
+                phrases.append(f"{name} is not there any more")
+            elif old != new:
+                phrases.append(f"the content of {name} has changed")
         elif _shown(before, key) != _shown(now, key):
             phrases.append(f"{prefix}{key} was {_shown(before, key)}, is {_shown(now, key)}")
     return phrases
+
+
+def _is_hash(value: Any) -> bool:
+    """Return whether a value looks like a SHA-256, or the first 16 digits of one."""
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{16}|[0-9a-f]{64}", value) is not None
 
 
 def _shown(settings: dict[str, Any], key: str) -> str:

@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from yaml import YAMLError
 
-from tfidf_tune._checks import SetupError, closest, first_problem, suggestion
+from tfidf_tune._checks import SetupError, closest, first_problem, most_similar, suggestion
 from tfidf_tune._files import config_path
 
 DEFAULT_COLLATE = "torchtune.data.padded_collate_sft"
@@ -35,6 +35,16 @@ OBJECTIVES: dict[str, dict[str, str]] = {
     "tfidf": {"loss": "tfidf_tune.loss.TFIDFCrossEntropyLoss"},
 }
 """Words that stand for an objective, and their components."""
+WORDS = {"loss": list(OBJECTIVES), "loss.weighting": list(WEIGHTINGS)}
+"""Keys whose values may be words."""
+_NAMES_ELSEWHERE = {
+    "learning_rate": "optimizer.lr",
+    "model_name": "checkpointer.checkpoint_dir",
+    "model_name_or_path": "checkpointer.checkpoint_dir",
+    "num_train_epochs": "epochs",
+    "per_device_train_batch_size": "batch_size",
+}
+"""Names of other trainers, and our keys."""
 
 _Int = Annotated[int, Field(strict=True)]
 _Count = Annotated[_Int, Field(ge=1)]
@@ -197,6 +207,7 @@ def check_keys(name: str, overrides: Sequence[str], schema: type[FinetuneConfig]
         if override.startswith("~"):
             content.pop(override[1:], None)
         elif equals:
+            require_word(key, value)
             section, _, argument = key.partition(".")
             content.setdefault(re.split(r"[.\[]", key)[0], None)
             if argument == "_component_" or (not argument and key in given):
@@ -274,11 +285,46 @@ def _parameters(folder: Path, name: str) -> list[str]:
 
 
 def _no_key(key: str, content: dict[str, Any], schema: type[BaseModel]) -> str:
-    of_sections = [
-        f"{name}.{key}" for name, keys in content.items() if isinstance(keys, dict) and key in keys
-    ]
-    hint = suggestion(key.rpartition(".")[2], schema.model_fields)
-    return f"no key {key!r}{f'; did you mean {of_sections[0]!r}?' if of_sections else hint}"
+    """Say that there is no such key, and which similar key there is, also within sections."""
+    if "." in key:
+        return f"no key {key!r}{suggestion(key.rpartition('.')[2], schema.model_fields)}"
+    if key in _NAMES_ELSEWHERE:
+        return f"no key {key!r}; did you mean '{_NAMES_ELSEWHERE[key]}'?"
+    # The full keys of all names; of the same name, the shortest.
+    full_keys: dict[str, str] = {}
+    for section_key, section in content.items():
+        if isinstance(section, dict):
+            for name in [*section, *_arguments_of(section)]:
+                full_keys.setdefault(name, f"{section_key}.{name}")
+    full_keys.pop("_component_", None)
+    full_keys |= {name: name for name in schema.model_fields}
+    similar = most_similar(key, full_keys)
+    if similar:
+        return f"no key {key!r}; did you mean {full_keys[similar]!r}?"
+    return f"no key {key!r}{suggestion(key, schema.model_fields)}"
+
+
+def _arguments_of(section: dict[str, Any]) -> list[str]:
+    """Return the arguments of a component of this package; [] for another one."""
+    component = str(section.get("_component_"))
+    room, _, name = component.rpartition(".")
+    if not room.startswith("tfidf_tune."):
+        return []
+    return _parameters(Path(__file__).parent / room.removeprefix("tfidf_tune."), name)
+
+
+def require_word(key: str, value: str) -> None:
+    """Raise a :class:`SetupError` if an override names an objective or a weighting by a word that
+    stands for none; components have a dot.
+    """
+    words = WORDS.get(key)
+    if words is not None and value not in words and re.fullmatch(r"[\w-]+", value):
+        raise SetupError(f"config: {_no_word(key, value, words)}")
+
+
+def _no_word(key: str, value: str, words: Sequence[str]) -> str:
+    possible = f"; possible are {', '.join(words)}, or a section with _component_"
+    return f"{key} is {value!r}{closest(value, words) or possible}"
 
 
 def read_config(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -319,9 +365,7 @@ def read_config(name: str, above: tuple[str, ...] = ()) -> dict[str, Any]:
 def _objective(word: str) -> dict[str, Any]:
     """Return the section that a word stands for."""
     if word not in OBJECTIVES:
-        raise SetupError(
-            f"config: loss is {word!r}{suggestion(word, OBJECTIVES)}; or a section with _component_"
-        )
+        raise SetupError(f"config: {_no_word('loss', word, WORDS['loss'])}")
     components = OBJECTIVES[word]
     section: dict[str, Any] = {"_component_": components["loss"]}
     if "loss.weighting" in components:

@@ -19,12 +19,42 @@ from typing import Any
 from tfidf_tune._checks import SetupError, closest, differences
 
 _TEMPORARY_NAME = re.compile(r"\..+\.tfidf-tune-[0-9a-f]{32}(\.\w+)?")
+_OFFLINE_ERRORS = (
+    "ConnectError",
+    "ConnectTimeout",
+    "ConnectionError",
+    "LocalEntryNotFoundError",
+    "OfflineModeIsEnabled",
+    "gaierror",
+)
 _MARK = "tfidf-tune.json"  # in a work folder: whose it is
 
 
 def looks_like_path(text: str) -> bool:
     """Return whether a text is a path rather than a hub id, which is ``name`` or ``owner/name``."""
     return text.startswith(("./", "../", "/", "~")) or text.count("/") > 1
+
+
+def is_hub_unreachable(error: BaseException | None) -> bool:
+    """Return whether an error, or one that it follows from, says that the Hugging Face hub could
+    not be reached, or may not be.
+    """
+    while error is not None:
+        # Types of several libraries, which are not imported for this.
+        if type(error).__name__ in _OFFLINE_ERRORS or "couldn't connect to" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def not_on_this_machine(name: str, needed: str) -> str:
+    """Return the message for a name that is taken for an id of the hub, which cannot be reached;
+    ``needed`` is what a path has to lead to.
+    """
+    return (
+        f"{name!r} is not on this machine, and the Hugging Face hub could not be reached: give the "
+        f"path of {needed}, or connect this machine to the hub"
+    )
 
 
 def file_sha256(path: Path) -> str:
@@ -155,7 +185,12 @@ def locked_folder(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def work_folder(
-    folder: Path, arguments: dict[str, Any], *, replace: bool = False, keep: bool = False
+    folder: Path,
+    arguments: dict[str, Any],
+    *,
+    replace: bool = False,
+    keep: bool = False,
+    describe: Callable[[dict[str, Any], dict[str, Any]], list[str]] = differences,
 ) -> Iterator[Path]:
     """Yield a locked folder for what a call writes on its way to a result, and remove it when the
     block ends.
@@ -163,7 +198,8 @@ def work_folder(
     A file in the folder marks it as ours and has the arguments of the call, JSON data. After an
     interruption, a call with equal arguments finds what is done; with ``replace``, a call with
     other arguments begins anew. A ``ValueError`` in the block means that the arguments cannot work,
-    and removes the folder, too, unless it is to ``keep``.
+    and removes the folder, too, unless it is to ``keep``. ``describe`` says what is different in
+    other arguments.
 
     Raises:
         SetupError: If the folder is of another running process, of a call with other arguments, or
@@ -184,9 +220,8 @@ def work_folder(
                     f"{folder} is not of an interrupted run: move it away, or name another output"
                 )
             remove_leftovers(folder.parent, of=folder.name)
-            changed = "; ".join(
-                differences(json.loads((folder / _MARK).read_text(encoding="utf-8")), arguments)
-            )
+            marked_arguments = json.loads((folder / _MARK).read_text(encoding="utf-8"))
+            changed = "; ".join(describe(marked_arguments, arguments))
             if changed and not replace:
                 raise SetupError(
                     f"{folder} is of an interrupted run with other arguments: {changed}. Name "
@@ -202,6 +237,26 @@ def work_folder(
             remove_folder(folder)
             if not changed:
                 return
+
+
+def require_model_folder(folder: Path) -> None:
+    """Raise a SetupError if a folder is no model, but has models inside, as that of a run has; the
+    message names them.
+    """
+    if _has_model(folder) or not folder.is_dir():
+        return
+    names = [path.name for path in folder.iterdir() if _has_model(path)]
+    if names:
+        # checkpoint_100pct after checkpoint_75pct
+        inside = [str(folder / name) for name in sorted(names, key=lambda name: (len(name), name))]
+        raise SetupError(
+            f"{folder} is no model, but has models inside: name one: {', '.join(inside)}"
+        )
+
+
+def _has_model(folder: Path) -> bool:
+    """Return whether a folder has the config of a model or of an adapter."""
+    return (folder / "config.json").is_file() or (folder / "adapter_config.json").is_file()
 
 
 def require_writable(what: str, path: Path) -> None:

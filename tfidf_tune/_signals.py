@@ -18,7 +18,7 @@ from tfidf_tune._printing import say
 ABOVE_LIMIT = 1
 """Exit code of a command that measured a value above its limit, and of nothing else."""
 FAILED = 2
-"""Exit code of a usage error, of any other error, and of an audit that could not show anything."""
+"""Exit code of a usage error, of any other error, and of an audit without an all-clear."""
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 # torchrun repeats a Ctrl-C that the terminal has already sent to every process: both are one
@@ -109,11 +109,14 @@ class Interrupted(Exception):
 
 
 @contextmanager
-def stop_request() -> Iterator[SimpleNamespace]:
+def stop_request(
+    answer: str = "finishing this step; a second signal ends the run at once",
+) -> Iterator[SimpleNamespace]:
     """Turn SIGTERM, SIGINT and SIGHUP into a request while the block runs; the loop reads it
     between steps.
 
-    Its ``signal_number`` is 0 until then. A later second signal ends the process at once.
+    Its ``signal_number`` is 0 until then; ``answer`` is printed when it comes. A later second
+    signal ends the process at once.
     """
     request = SimpleNamespace(signal_number=0, received_at=0.0)
 
@@ -125,7 +128,7 @@ def stop_request() -> Iterator[SimpleNamespace]:
         request.received_at = now
         if os.environ.get("RANK", "0") == "0":
             with suppress(OSError):  # a print could meet one that was interrupted
-                os.write(2, b"\nfinishing this step; a second signal ends the run at once\n")
+                os.write(2, f"\n{answer}\n".encode())
 
     previous = handle(ENDING, receive)
     try:

@@ -11,7 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tfidf_tune._checks import check_at_least, require_bool
-from tfidf_tune._files import digest, looks_like_path
+from tfidf_tune._files import (
+    digest,
+    is_hub_unreachable,
+    looks_like_path,
+    not_on_this_machine,
+    require_model_folder,
+)
 
 if TYPE_CHECKING:
     from torchtune.data import Message
@@ -390,6 +396,7 @@ def _load(path: "str | PreTrainedTokenizerBase", *, trust_remote_code: bool) -> 
     files = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
     has_tokenizer = any(part in " ".join(files) for part in _TOKENIZER_FILES)
     if folder.is_dir() and not has_tokenizer:
+        require_model_folder(folder)
         # transformers would make an empty tokenizer from config.json
         raise ValueError(f"the folder {path!r} has no tokenizer files: {needed}")
     try:
@@ -404,6 +411,12 @@ def _load(path: "str | PreTrainedTokenizerBase", *, trust_remote_code: bool) -> 
                 f"the tokenizer {path!r} has Python files of its own, which were not run: in a "
                 "training config set trust_remote_code=True of the tokenizer if you have read and "
                 "trust them, or save it as tokenizer.json"
+            ) from error
+        if is_hub_unreachable(error):
+            raise ValueError(
+                not_on_this_machine(
+                    path, "the folder of a model, or one with tokenizer.json or tokenizer.model"
+                )
             ) from error
         raise ValueError(
             f"cannot load a tokenizer from {path!r}: {needed}. {type(error).__name__}: {error}"

@@ -53,7 +53,7 @@ _COMMANDS: dict[str, tuple[str, tuple[str, ...]]] = {
 _EXIT_CODES = """exit codes:
   0          done, and within all limits
   1          a measured value is above its limit (--fail-above), and nothing else
-  2          a usage error, any other error, or an audit that could not show anything
+  2          a usage error, any other error, or an audit without an all-clear
   128 + n    ended by signal n"""
 
 
@@ -61,8 +61,8 @@ def main() -> None:
     """Run the command line.
 
     Exit codes: 0, done and within all limits; 1, a measured value is above its limit, and nothing
-    else; 2, a usage error, any other error, or an audit that could not show anything; 128 + n after
-    signal n, so 130 after Ctrl-C and 141 if the reader of the output has closed it.
+    else; 2, a usage error, any other error, or an audit without an all-clear; 128 + n after signal
+    n, so 130 after Ctrl-C and 141 if the reader of the output has closed it.
     """
     hide_messages()
     hook = sys.unraisablehook

@@ -132,12 +132,32 @@ def test_a_second_run_asks_for_the_same_passages_and_refuses_others(
     assert "Passages: from " in capsys.readouterr().out
     with pytest.raises(
         ValueError,
-        match=r"chosen with other options, or changed since: seed was 0, is 1\. Name another --output-dir",
+        match=r"passages of an earlier audit, .* has changed: --seed was 0, is 1\. Name another --output-dir",
     ):
         main(command(reciting, out, "--seed", "1"))
     assert (out / "probe.jsonl").read_bytes() == probe
     main(command(reciting, out, "--seed", "1", "--overwrite", "--dry-run"))
     assert (out / "probe.jsonl").read_bytes() != probe
+
+
+def test_what_has_changed_since_an_earlier_audit_is_said_in_words(
+    reciting, command, texts, tmp_path
+):
+    out = tmp_path / "out"
+    folder = shutil.copytree(texts, tmp_path / "texts")
+    asked = [word.replace(str(texts), str(folder)) for word in command(reciting, out, "--dry-run")]
+    main(asked)
+    other = shutil.copy(folder / "unseen.jsonl", folder / "other.jsonl")
+    more = shutil.copy(folder / "unseen.jsonl", folder / "more.jsonl")
+    changes = {
+        f"the controls were from {folder}/unseen.jsonl, are from {other}": ["--controls", other],
+        f"{more} was not there before": [],
+    }
+    for phrase, options in changes.items():
+        words = [*asked, *options] if options else [asked[0], str(more), *asked[1:]]
+        with pytest.raises(ValueError, match=re.escape(f"has changed: {phrase}. Name")) as refused:
+            main([*map(str, words)])
+        assert not re.search("[0-9a-f]{16}", str(refused.value).replace(str(tmp_path), ""))
 
 
 def test_an_adapter_without_a_tokenizer_has_that_of_its_base(
@@ -249,8 +269,10 @@ def test_a_finished_audit_of_a_server_is_asked_again_and_an_unfinished_one_goes_
         number = len(host.asked)
         assert number > 24 * 1.5  # a prompt and a likelihood of each passage; a few are the same
         assert sorted(path.name for path in tmp_path.iterdir()) == [
+            "SHA256SUMS",
             "evaluation",
             "passages.json",
+            "plan.json",
             "probe.jsonl",
             "report",
         ]
@@ -335,7 +357,10 @@ def test_an_audit_in_python_gives_what_the_command_writes(reciting, texts, tmp_p
     )
     assert result.report.verdict == result.summary["verdict"]
     assert notes[0].startswith("Text: 50 documents")
-    again = audit(replace(spec, passages=tmp_path / "probe.jsonl", limits=None))
+    probe_file = tmp_path / "probe.jsonl"
+    again = audit(
+        replace(spec, passages=probe_file, limits=None, output_dir=tmp_path / "of_a_file")
+    )
     assert again.summary["measures"] == result.summary["measures"]
     older = min((tmp_path / "evaluation").iterdir())
     assert result.unproven.startswith("recited=0 is undecided: a control is recited for 8 tokens")
@@ -447,7 +472,7 @@ def test_withheld_answers_are_counted_and_no_limit_passes_on_them(
     shown = " ".join(capsys.readouterr().out.split())
     assert "Answers withheld by the server or empty: 3, which count as not recited." in shown
     assert "UNDECIDED: lms=5: 3 answers are missing; auc=0.99: 3 answers are missing" in shown
-    main([*arguments, "--json", "--accept-unanswered"])
+    main([*arguments, "--json", "--accept-unanswered", "--overwrite"])
     accepted = json.loads(capsys.readouterr().out)
     assert (accepted["num_unanswered"], accepted["passed"]) == (3, True)
     assert "Answers withheld by the server or empty: 3" in accepted["verdict"]
@@ -547,6 +572,45 @@ def test_no_target_overlaps_what_the_run_of_a_checkpoint_held_out(
         assert num_held_out(milestone, tmp_path / "all", "--held-out", "") > 0
 
 
+def test_the_controls_of_a_checkpoint_are_what_its_run_held_out_unless_they_are_named(
+    held_out_run, tmp_path, capsys
+):
+    milestone = held_out_run / "checkpoint_100pct"
+    held_out = (held_out_run / "held_out.jsonl").read_text()
+    text = tmp_path / "text.jsonl"  # in another column than the run's file
+    lines = (held_out_run.parent / "text.txt").read_text().splitlines()
+    text.write_text("".join(json.dumps({"body": line}) + "\n" for line in lines))
+
+    def controls(model, name, *more):
+        asked = [str(model), str(text), *QUICK, "--column", "body", *more, "--dry-run"]
+        main([*asked, "--output-dir", str(tmp_path / name)])
+        chosen = read_probe_file(tmp_path / name / "probe.jsonl")
+        return [passage for passage in chosen if passage.kind == "control"]
+
+    taken = controls(milestone, "run")
+    assert taken
+    for control in taken:
+        assert json.dumps(control.text)[1:-1] in held_out
+    said = f"Controls: the text that the run of the model held out, {held_out_run}/held_out.jsonl;"
+    assert said in capsys.readouterr().out
+    # The model has no run, or others are named, or targets may be of what was held out.
+    elsewhere = shutil.copytree(milestone, tmp_path / "model")
+    unseen = tmp_path / "unseen.jsonl"
+    unseen.write_text(json.dumps({"body": "Nobody wrote this line before. " * 40}))
+    for name, model, more in (
+        ("elsewhere", elsewhere, []),
+        ("named", milestone, ["--controls", str(unseen)]),
+        ("none", milestone, ["--held-out", ""]),
+    ):
+        for control in controls(model, name, *more):
+            assert json.dumps(control.text)[1:-1] not in held_out
+        assert "the run of the model held out" not in capsys.readouterr().out
+    with pytest.raises(
+        ValueError, match=r"held out, has passages of 32 tokens, .*: give --block-size 32 --prefix"
+    ):
+        controls(milestone, "long", "--block-size", "33")
+
+
 def test_a_probe_file_without_targets_is_refused_before_the_model_is_loaded(
     held_out_run, tmp_path, monkeypatch
 ):
@@ -579,9 +643,11 @@ def test_the_run_of_a_checkpoint_is_recorded_and_a_damaged_probe_file_is_an_erro
     assert "10 passages that training held out, by " in page
     lines = (run / "probe.jsonl").read_text().splitlines(keepends=True)
     (run / "probe.jsonl").write_text("".join(lines[:-1]))
-    changed = r"held_out\.passages was 10, is 9; held_out\.sha256 was .*Name another --output-dir, or --overwrite"
+    changed = (
+        "which has what training held out, has changed: it had 10 passages, has 9. Name another"
+    )
     with pytest.raises(
-        ValueError, match=rf"out/probe\.jsonl was chosen with other options, .*{changed}"
+        ValueError, match=rf"out/probe\.jsonl has the passages of an earlier audit, .*{changed}"
     ):
         main(arguments)
     (run / "probe.jsonl").write_text("{")

@@ -19,6 +19,7 @@ from tfidf_tune.audit import audit_report, parse_bounds
 from tfidf_tune.audit._measures import Bound, require_possible
 from tfidf_tune.report import html_page, markdown
 from tfidf_tune.results.intervals import binomial_upper_bound
+from tfidf_tune.results.recited import TierTest
 
 SCHEMA = json.loads(
     files("tfidf_tune.audit").joinpath("audit.schema.json").read_text(encoding="utf-8")
@@ -272,6 +273,40 @@ def test_targets_too_short_to_go_further_than_unseen_text_are_no_evidence_for_it
     made = audited(some, controls, "recited=0")
     assert (made["recited"]["number"], made["recited"]["tests"][0]["num_targets"]) == (17, 17)
     assert outcomes(made) == {"recited": "fail"}
+
+
+@pytest.mark.parametrize(("recited", "outcome"), [(1, "pass"), (90, "undecided")])
+def test_passages_too_few_for_a_test_are_named_and_what_they_recite_is_no_pass(recited, outcome):
+    """One passage that occurs 35 times, among 40 that occur once: no number of it is significant."""
+    targets = passages("target", [1] * 40 + [recited])
+    evaluated = evaluation(
+        samples=[*targets, *passages("control", [2] * 100)],
+        num_read=(48,) * 10,
+        num_injections={f"target-{at}": 1 for at in range(40)} | {"target-40": 35},
+    )
+    made = audit_report(
+        results(run("CE", [evaluated], model="tiny")), bounds=parse_bounds("recited=0")
+    ).summary
+    assert outcomes(made) == {"recited": outcome}
+    noticed = (
+        r"; of 40 passages that occur once, \d would have been noticed \(too few for a test of "
+    )
+    assert re.search(rf"{noticed}their own: 1 that occurs 35 times\); ", made["verdict"])
+    reason = "the passage that occurs 35 times is recited for more than the 2 tokens of a control"
+    assert (reason in made["verdict"]) == (outcome == "undecided")
+
+
+def test_all_passages_of_a_tier_are_named_as_one_or_several():
+    targets = passages("target", [90] * 9 + [1] * 50)
+    copies = {f"target-{at}": 1 for at in range(8, 59)} | {f"target-{at}": 40 for at in range(8)}
+    evaluated = evaluation(
+        samples=[*targets, *passages("control", [2] * 100)], num_injections=copies
+    )
+    made = audit_report(results(run("CE", [evaluated], model="tiny"))).summary
+    assert "further than unseen text: all 8 that occur 40 times; " in made["verdict"]
+    (test,) = [test for test in made["recited"]["tests"] if test["copies"] == "40"]
+    one = TierTest(**{name: test[name] for name in TierTest._fields} | {"num_targets": 1})
+    assert one.that_occur == " that occurs 40 times"
 
 
 def test_a_target_counts_by_its_longest_continuation():

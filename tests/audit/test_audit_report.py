@@ -171,18 +171,16 @@ def test_tables_have_the_papers_scores_by_kind_prompt_length_and_repeats(made):
     ]
 
 
-def test_the_most_recited_passages_are_sorted_each_at_its_best_and_shortest_prompt(made):
-    rows = rows_of(made, "most_recited")
-    assert [row[:7] for row in rows] == [
-        ("target-0", 9, 8, 12, 12, 96.0, "yes"),
-        ("target-1", 4, 16, 12, 12, 96.0, "yes"),
-        ("target-3", 3, 16, 3, 12, 24.0, "no"),
-        ("target-2", 1, 16, 1, 12, 8.0, "no"),
+def test_the_list_to_act_on_has_each_target_at_its_best_and_shortest_prompt(made):
+    frame = table_of(made, "leaks").frame
+    # All passages are the same words here: an answer of 12 of them is brought out by any prompt.
+    columns = ["Passage", "Copies", "Recited", "Of", "Attributed", "Prompt (tokens)"]
+    assert frame[columns].to_numpy().tolist() == [
+        ["target-3", 3, 3, 12, "yes", 16],
+        ["target-0", 9, 12, 12, "no", 8],
+        ["target-1", 4, 12, 12, "no", 16],
+        ["target-2", 1, 1, 12, "no", 16],
     ]
-    assert rows[0][7] == "prompt of target-0"
-    table = table_of(report_of(run_of(many(25, "target", lambda i: i % 7))), "most_recited")
-    assert [row[3] for row in table.rows] == sorted((i % 7 for i in range(25)), reverse=True)[:20]
-    assert table.notes[-1] == "The first 20 of 25 targets."
 
 
 def test_examples_mark_what_is_recited_and_end_with_the_floor():

@@ -68,7 +68,7 @@ def test_validate_accepts_our_configs_and_sends_others_to_torchtune(
     run_command, failure, tmp_path, capsys
 ):
     (tmp_path / "any.yaml").write_text(
-        "base: injected/lora\ncheckpointer: {checkpoint_dir: mine}\ndataset: {source: mine.jsonl}"
+        "base: injected/lora\ncheckpointer: {checkpoint_dir: mine}\ndataset: {source: mine}"
     )
     for config in (
         "pythia/1.4B_qlora_qa",
@@ -86,13 +86,39 @@ def test_validate_accepts_our_configs_and_sends_others_to_torchtune(
 
 
 def test_validate_takes_what_run_takes(run_command, failure, capsys):
-    given = ["checkpointer.checkpoint_dir=mine", "dataset.source=mine.jsonl"]
+    given = ["checkpointer.checkpoint_dir=mine", "dataset.source=embedded"]
     for arguments in (["mine/lora", *given], ["--config", "mine/lora", *given]):
         run_command("validate", *arguments)
         assert "Config is well-formed!" in capsys.readouterr().out
         assert "'batch_sise'; did you mean 'batch_size'?" in failure(
             "validate", *arguments, "batch_sise=3"
         )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["dataset.source=gone.jsonl"], r"dataset\.source: no such file or folder: 'gone\.jsonl'"),
+        (["checkpointer.checkpoint_dir=./gone"], r"checkpoint_dir: no such folder \./gone: name"),
+        (["checkpointer.checkpoint_dir={folder}"], r"checkpoint_dir: .*config\.json"),
+        (["dataset.deduplicate=true"], "deduplicate is 'true': possible are none, exact, minhash"),
+        (["optimizer.lr=abc"], "lr is 'abc', it has to be a number"),
+    ],
+)
+def test_validate_looks_at_what_a_config_names(
+    failure, tiny_checkpoint, text_file, tmp_path, overrides, message
+):
+    given = [f"checkpointer.checkpoint_dir={tiny_checkpoint}", f"dataset.source={text_file}"]
+    changes = [override.format(folder=tmp_path) for override in overrides]
+    assert re.search(message, failure("validate", "mine/lora", *given, *changes))
+
+
+def test_validate_says_what_it_does_not_look_up(run_command, tiny_checkpoint, text_file, capsys):
+    given = [f"checkpointer.checkpoint_dir={tiny_checkpoint}", f"dataset.source={text_file}"]
+    run_command("validate", "mine/lora", *given)
+    assert capsys.readouterr() == ("Config is well-formed!\n", "")
+    run_command("validate", "mine/lora", given[0], "dataset.source=owner/texts")
+    assert "not looked up: dataset.source is owner/texts" in capsys.readouterr().err
 
 
 # The errors of single keys are in tests/faults/test_bad_configs.py.
@@ -164,7 +190,10 @@ def test_a_config_for_the_other_recipe_runs_with_another_model(failure):
             "checkpointer.checkpoint_dir=./nowhere",
             "dataset.source=texts.txt",
         )
-        assert message.endswith("error: config: checkpointer: no such folder ./nowhere")
+        assert message.endswith(
+            "error: config: checkpointer: no such folder ./nowhere: name the folder of a model, or "
+            "its id on the hub"
+        )
 
 
 # Of the libraries that take long to import; pyyaml, omegaconf and lm_eval's parsers are light.
@@ -270,6 +299,7 @@ def test_a_command_in_a_process_of_its_own_finds_modules_of_the_user_after_those
         "from tfidf_tune.weighting import UniformWeighting as Mine"
     )
     objective = ["loss=tfidf_tune.loss.WeightedCrossEntropyLoss", "loss.weighting=my_weights.Mine"]
-    command = [*OWN_COMMAND, "validate", "demo/llama_3M_full_memorization", *objective]
+    config = ["demo/llama_3M_full_memorization", "checkpointer.checkpoint_dir=mine"]
+    command = [*OWN_COMMAND, "validate", *config, *objective]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (0, "Config is well-formed!\n"), ended.stderr

@@ -1,10 +1,14 @@
 """The demo: which commands it prints and runs, and what it does a second time."""
 
 import argparse
+import os
 import shlex
+import signal
 import subprocess
-from types import SimpleNamespace
+import sys
+import time
 
+import psutil
 import pytest
 from lm_eval._cli.utils import MergeDictAction
 
@@ -21,31 +25,43 @@ def ran(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     commands = []
 
-    def run(command, *, stdout=None, stderr=None, env=None, check):
-        assert command[: len(OWN_COMMAND)] == OWN_COMMAND
-        name, *arguments = command[len(OWN_COMMAND) :]
-        commands.append([name, *arguments])
-        options = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
-        if name == "run" and "ends=3" not in arguments:
-            for percent in (25, 100):
-                (tmp_path / options["output_dir"] / f"checkpoint_{percent}pct").mkdir(parents=True)
-        if name == "eval":
-            for checkpoint in (tmp_path / arguments[0]).glob("checkpoint_*pct"):
-                folder = tmp_path / arguments[0] / "evaluation" / checkpoint.name / "model"
-                folder.mkdir(parents=True)
-                (folder / "samples_tfidf_wikitext2_ppl_2026.jsonl").touch()
-        if stdout is not None:
-            stdout.write("the reason")
-        return SimpleNamespace(returncode=3 if "ends=3" in arguments else 0)
+    class Ended:
+        """A command that has ended as soon as it is started."""
 
-    monkeypatch.setattr(subprocess, "run", run)
+        def __init__(self, command, *, stdout, stderr, env):
+            assert command[: len(OWN_COMMAND)] == OWN_COMMAND
+            name, *arguments = command[len(OWN_COMMAND) :]
+            commands.append([name, *arguments])
+            options = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+            if name == "run" and "ends=3" not in arguments:
+                for percent in (25, 100):
+                    (tmp_path / options["output_dir"] / f"checkpoint_{percent}pct").mkdir(
+                        parents=True
+                    )
+            if name == "eval":
+                for checkpoint in (tmp_path / arguments[0]).glob("checkpoint_*pct"):
+                    folder = tmp_path / arguments[0] / "evaluation" / checkpoint.name / "model"
+                    folder.mkdir(parents=True)
+                    (folder / "samples_tfidf_wikitext2_ppl_2026.jsonl").touch()
+            if stdout is not None:
+                stdout.write("the reason")
+            self.returncode = 3 if "ends=3" in arguments else 0
+
+        def poll(self):
+            return self.returncode
+
+    monkeypatch.setattr(subprocess, "Popen", Ended)
+    monkeypatch.setattr(demo, "_SECONDS_BETWEEN_LOOKS", 0)
     monkeypatch.setattr(demo, "_make_random", lambda folder: None)
 
     def start(*arguments):
         commands.clear()
-        with pytest.raises(SystemExit) as ended:
+        code = 0
+        try:
             demo.main(list(arguments))
-        return ended.value.code, [*commands]
+        except SystemExit as ended:
+            code = ended.code
+        return code, [*commands]
 
     return start
 
@@ -104,3 +120,69 @@ def test_the_configs_of_the_demo_are_valid(ran, tiny_checkpoint):
 def test_a_failing_command_ends_the_demo_with_its_code_and_last_lines(ran, capsys):
     assert ran("ends=3")[0] == 3
     assert capsys.readouterr().err.endswith("\nthe reason\n")  # after the bar
+    assert len(ran("ends=3")[1]) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_demo_and_its_commands(tmp_path, number):
+    """Of three commands that would never end, two are started; the first waits before it ends."""
+    code = """
+import sys
+from pathlib import Path
+from tfidf_tune.commands import demo
+waits = "import signal, sys, time\\n" \
+    "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.2), sys.exit(143)))\\n" \
+    "print('ready', flush=True)\\n" \
+    "time.sleep(600)"
+demo.OWN_COMMAND = [sys.executable, "-c", waits]
+demo._run([(Path(name), [name]) for name in ("one", "two", "three")])
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    logs = [tmp_path / "one", tmp_path / "two"]
+    while not all(log.exists() and log.read_text() for log in logs):
+        assert process.poll() is None
+        time.sleep(0.01)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(number)
+
+    _, printed = process.communicate()
+    assert process.returncode == 128 + number
+    assert printed.endswith(
+        "the same command goes on from here; what is finished is not done again\n"
+    )
+    assert len(children) == 2
+    assert not any(child.is_running() for child in children)
+    assert not (tmp_path / "three").exists()
+
+
+def test_a_second_signal_kills_the_commands_of_the_demo(monkeypatch):
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+            "print(flush=True); time.sleep(600)",
+        ],
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    wait = process.wait
+    answers = [SystemExit(143)]
+
+    def interrupted():
+        if answers:
+            raise answers.pop()
+        return wait()
+
+    monkeypatch.setattr(process, "wait", interrupted)
+    with pytest.raises(SystemExit):
+        demo._end([process])
+    assert process.returncode == -signal.SIGKILL
+    process.stdout.close()

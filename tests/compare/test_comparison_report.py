@@ -336,7 +336,7 @@ def test_the_comparison_at_equal_perplexity_needs_no_interpolation():
     }
     assert rows["A"] == {"Objective": "TF-IDF", "Perplexity": pytest.approx(50.0), **where, **found}
     assert [*rows["F"].values()][2:7] == [None, None, None, None, 2.0]
-    assert "F, TF-IDF: out of range, CE has 25.00 to 100.00." in notes(made, "equal_perplexity")
+    assert " of TF-IDF (it has 25.00 to 100.00), so that" in notes(made, "equal_perplexity")
 
 
 def test_a_diverged_model_does_not_stop_the_report_and_the_baseline_can_be_named():

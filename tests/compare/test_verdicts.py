@@ -165,6 +165,34 @@ def test_the_verdict_and_the_first_table_equal_the_scores(verdict):
             assert numbers(cost) == pytest.approx([change, *ends], abs=0.3)
 
 
+def likelihoods(kind, at, nll):
+    """What the membership task logs of a passage."""
+    return {
+        "passage_id": f"{kind}-{at}",
+        "kind": kind,
+        "token_ids": [1],
+        "round_trip": True,
+        "prompts": "token_ids",
+        "scores": {"nll": nll + at / 100},
+        "continuations": [],
+    }
+
+
+@pytest.mark.parametrize("baseline_lms", [2, 20])
+def test_a_loss_that_tells_the_text_apart_is_said_of_each_objective_at_chance(baseline_lms):
+    """Also if the baseline recites no more than unseen text, either."""
+    scored = [likelihoods("target", at, 1.0) for at in range(40)]
+    scored += [likelihoods("control", at, 3.0) for at in range(40)]
+    runs = runs_of(lms=(baseline_lms, 2), fields={"passages": tuple(scored)})
+    verdict = comparison_report(results(*runs)).verdict
+    still = f"{NO_MORE}, but its loss still tells the two apart"
+    if baseline_lms == 2:
+        assert verdict.startswith(f"TF-IDF, like CE, {still}; ")
+        assert f"CE already {still}: keep it." in verdict
+    else:
+        assert verdict.startswith(f"TF-IDF {still}; ")
+
+
 def test_recitation_and_cost_are_of_the_last_checkpoint_that_all_runs_share():
     early = evaluation(50, drawn(20, 40), blocks=noisy_blocks(50))
     last = evaluation(100, drawn(30, 40), blocks=noisy_blocks(20))

@@ -215,7 +215,9 @@ def test_the_section_is_a_method_or_a_mapping():
     )
     assert Deduplication.of("minhash") == Deduplication.of({}) == Deduplication("minhash", 0.8, 5)
     for section, message in (
-        ("fuzzy", "deduplicate.method is 'fuzzy'"),
+        ("fuzzy", "deduplicate is 'fuzzy': possible are none, exact, minhash"),
+        (True, "deduplicate is 'true': possible are none, exact, minhash"),
+        ({"method": "fuzzy"}, "deduplicate.method is 'fuzzy': possible are none, exact, minhash"),
         ({"treshold": 0.5}, "no key 'treshold'; did you mean 'threshold'"),
         ({"threshold": 0}, "threshold is 0"),
         ({"threshold": 1}, "threshold 1 is too high"),

@@ -318,6 +318,14 @@ def test_a_folder_is_read_with_its_folders_and_what_is_skipped_is_said(tmp_path,
         load_documents(str(tmp_path / "lists"))
 
 
+def test_a_data_set_of_a_hub_that_cannot_be_reached_is_named():
+    """Tests have no network."""
+    with pytest.raises(
+        ValueError, match="'owner/texts' is not on this machine, and .* could not be reached: give"
+    ):
+        list(load_documents("owner/texts"))
+
+
 def test_an_unreadable_source_is_refused_by_name(tmp_path):
     for source in ("./gone", "~/gone", "a/b/gone", "data/gone.txt.zst"):
         with pytest.raises(FileNotFoundError, match=f"no such file or folder: '{source}'"):

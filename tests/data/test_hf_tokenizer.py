@@ -64,7 +64,10 @@ def test_text_is_encoded_as_by_transformers_with_bos_and_eos(
 
 def test_an_unusable_tokenizer_is_refused_by_name(embedded_tokenizer_folder, tmp_path, monkeypatch):
     def unreachable(path, **options):
-        raise OSError("We couldn't connect")
+        raise OSError("We couldn't connect to 'https://huggingface.co' to load the files")
+
+    def damaged(path, **options):
+        raise OSError("not a tokenizer")
 
     for path in ("./nowhere", "~/nowhere", "runs/model/nowhere"):
         with pytest.raises(FileNotFoundError, match=f"no such folder: '{path}'"):
@@ -77,7 +80,14 @@ def test_an_unusable_tokenizer_is_refused_by_name(embedded_tokenizer_folder, tmp
         hf_tokenizer(edited(embedded_tokenizer_folder, tmp_path / "no-eos", eos_token=None))
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", unreachable)
     with pytest.raises(
-        ValueError, match=r"cannot load a tokenizer from 'owner/name'.*OSError: We couldn't connect"
+        ValueError,
+        match=r"^'owner/name' is not on this machine, and .*hub could not be reached: give the path "
+        r"of the folder of a model, or one with tokenizer\.json or tokenizer\.model, [^\n]*$",
+    ):
+        hf_tokenizer("owner/name")
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", damaged)
+    with pytest.raises(
+        ValueError, match=r"cannot load a tokenizer from 'owner/name'.*OSError: not a tokenizer"
     ):
         hf_tokenizer("owner/name")
 

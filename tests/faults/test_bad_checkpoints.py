@@ -163,7 +163,8 @@ FILES = [
     value(
         "checkpointer.checkpoint_dir",
         "nobody/nothing",
-        "checkpointer: nobody/nothing is neither a local folder nor on the hub",
+        "checkpointer: 'nobody/nothing' is not on this machine, and the Hugging Face hub could not be "
+        "reached: give the path of the folder of a model",
     ),
     value(
         "checkpointer.revision",

@@ -103,7 +103,13 @@ COMPONENTS = [
         begins=True,
     ),
     value(
-        "lr_scheduler.num_warmup_steps", "x", "lr_scheduler: .*; given were num_warmup_steps='x'"
+        "lr_scheduler.num_warmup_steps",
+        "x",
+        "lr_scheduler: .*; given were num_warmup_steps='x'",
+    ),
+    value("optimizer.lr", "abc", "optimizer: lr is 'abc', it has to be a number"),
+    value(
+        "optimizer.amsgrad", "maybe", "optimizer: amsgrad is 'maybe', it has to be true or false"
     ),
     value(
         "metric_logger",

@@ -147,7 +147,9 @@ def test_copies_of_rows_are_removed_after_targets_were_chosen(sft, tokenizer):
     assert_places_are_right(removed)
     near = trained(tokenizer, sft(targets=None, deduplicate={"threshold": 0.5}))
     assert near.keys() < once.keys(), "the same answer to another question is a near copy"
-    with pytest.raises(ValueError, match="deduplicate.method is 'fuzzy'"):
+    with pytest.raises(
+        ValueError, match="deduplicate is 'fuzzy': possible are none, exact, minhash"
+    ):
         sft(deduplicate="fuzzy")
 
 

@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 import warnings
 
@@ -9,7 +10,11 @@ from helpers.fakes.tiny_run import Payload
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
+from tfidf_tune.audit import AuditSpec
+from tfidf_tune.data import hf_tokenizer
 from tfidf_tune.probe import load_model
+from tfidf_tune.probe.loading import on_base_model
+from tfidf_tune.training import HFCheckpointer
 
 # PEFT 0.18, which the fixtures call themselves, reads an attribute that transformers 5 has renamed.
 pytestmark = pytest.mark.filterwarnings(
@@ -113,6 +118,27 @@ def test_no_code_in_weights_is_run(request, copy, kind, pickled):
     ):
         load_model(folder)
     assert not (folder / "executed").exists()
+
+
+def test_the_folder_of_a_run_is_refused_with_the_names_of_its_checkpoints(adapter, tmp_path):
+    """By whatever takes a model: the audit, the probes, the harness and training."""
+    run = tmp_path / "runs" / "mine"
+    for name in ("checkpoint_50pct", "checkpoint_100pct"):
+        shutil.copytree(adapter, run / name)
+    (run / "resume").mkdir()
+    takers = (
+        lambda: AuditSpec(model=str(run), passages="probe.jsonl"),
+        lambda: load_model(run),
+        lambda: hf_tokenizer(str(run)),
+        lambda: on_base_model({"pretrained": str(run)}),
+        lambda: HFCheckpointer(checkpoint_dir=str(run)),
+    )
+    named = (
+        f"{run} is no model, but has models inside: name one: {run}/checkpoint_50pct, {run}/check"
+    )
+    for take in takers:
+        with pytest.raises(ValueError, match=re.escape(named)):
+            take()
 
 
 def test_a_folder_without_a_checkpoint_is_refused(adapter, copy, tmp_path):

@@ -17,7 +17,9 @@ from helpers.fakes.runs import (
 )
 
 from tfidf_tune.probe import run_of
+from tfidf_tune.probe.run_identity import name_of_model
 from tfidf_tune.results import import_results
+from tfidf_tune.results.wording import number_of_times
 
 NEWER = "2026-11-22T10-00-00"
 OLDER = "2025-11-21T10-00-00.5"
@@ -222,6 +224,26 @@ def test_the_objective_is_named_by_the_loss_and_the_model_by_checkpoint_and_meth
     for number, (dataset, removed) in enumerate(removals):
         _, objective, _ = named(tmp_path / f"data{number}", f"{CONFIG}dataset: {dataset}\n")
         assert objective == f"TF-IDF{removed}"
+
+
+def test_checkpoints_of_a_run_are_named_after_it_too(tmp_path):
+    """As a base of a run, too, since many runs have checkpoints of these names."""
+    base = "checkpoint_dir: /runs/earlier/checkpoint_100pct"
+    text = CONFIG.replace("checkpoint_dir: /models/TinyLlama", base)
+    assert base in text
+    assert named(tmp_path, text)[0] == "earlier, checkpoint_100pct (full)"
+    names = {
+        "runs/mine/checkpoint_100pct": "mine, checkpoint_100pct",
+        "runs/hf/checkpoint-500": "hf, checkpoint-500",
+        "checkpoint_100pct": "checkpoint_100pct",
+        "org/pythia-14m": "pythia-14m",
+    }
+    assert {path: name_of_model(path) for path in names} == names
+
+
+def test_numbers_of_copies_are_a_range_if_there_are_many():
+    written = [number_of_times(numbers) for numbers in ([1], [10], [20, 40], [3, 4, 9, 35])]
+    assert written == ["once", "10 times", "20 or 40 times", "3 to 35 times"]
 
 
 def test_what_no_run_made_is_not_a_run(tmp_path):

@@ -14,8 +14,11 @@ from tfidf_tune.results.wording import AT_CHANCE, STILL_DETECTABLE
 NUM_PASSAGES = 40
 
 
-def one_run(objective, gap, seed=0, *, lms=3):
-    """A run with scores of passages: the NLL of controls around 5, of targets lower by a gap."""
+def one_run(objective, gap, seed=0, *, lms=3, has_comparisons=True):
+    """A run with scores of passages: the NLL of controls around 5, of targets lower by a gap.
+
+    Older results have no comparisons with the reference by token.
+    """
     rng = np.random.default_rng([seed, *objective.encode()])
     passages = []
     for kind in ("target", "control"):
@@ -29,6 +32,9 @@ def one_run(objective, gap, seed=0, *, lms=3):
                 "min_k_plus_plus": -nll,
                 "reference_nll": 6.0,
             }
+            if has_comparisons:
+                scores["wbc"] = 1 / (1 + nll)
+                scores["error_zone"] = 3 - nll / 10
             named = {
                 "passage_id": f"{kind}-{number:02}",
                 "kind": kind,
@@ -85,11 +91,19 @@ def test_a_comparison_has_a_row_for_each_objective_with_intervals(compared):
             )
             for at in checkpoints
         ]
-        attacks = ["AUC", "AUC zlib", "AUC Min-K%", "AUC Min-K%++", "AUC Loss against start"]
+        attacks = [
+            "AUC",
+            "AUC zlib",
+            "AUC Min-K%",
+            "AUC Min-K%++",
+            "AUC Loss against start",
+            "AUC WBC",
+            "AUC Error zone",
+        ]
         for shown in ("{}", "{} from", "{} to"):  # all order the passages by their NLL
             expected = np.mean(aucs) if shown == "{}" else row[shown.format("AUC")]
             assert row[[shown.format(name) for name in attacks]].tolist() == pytest.approx(
-                [expected] * 5
+                [expected] * 7
             )
         bits = [
             exposure(own[at, "target", "passage_nll"], own[at, "control", "passage_nll"])
@@ -101,6 +115,18 @@ def test_a_comparison_has_a_row_for_each_objective_with_intervals(compared):
         assert row["Extracted by 1,000 samples (%)"] == pytest.approx(expected)
     assert frame.loc["CE", "AUC from"] > 0.9
     assert frame.loc["Ours", "AUC from"] < 0.5 < frame.loc["Ours", "AUC to"]
+
+
+def test_results_without_comparisons_by_token_have_no_columns_or_empty_cells_for_them():
+    older = one_run("CE", 1, has_comparisons=False)
+    also_older = one_run("Ours", 0, has_comparisons=False)
+    columns = {*table_of(comparison_report(results(older, also_older))).frame}
+    assert "AUC Loss against start" in columns
+    assert not {"AUC WBC", "AUC WBC from", "AUC Error zone", "AUC Error zone to"} & columns
+    both = table_of(comparison_report(results(older, one_run("Ours", 0)))).frame
+    cells = both.set_index("Objective")[["AUC WBC", "AUC Error zone to"]]
+    assert cells.loc["CE"].isna().all()
+    assert cells.loc["Ours"].notna().all()
 
 
 def test_the_verdict_names_detectable_membership_only_of_objectives_that_recite_nothing(compared):

@@ -15,6 +15,7 @@ from sklearn.metrics import roc_auc_score
 from tfidf_tune.data import hf_tokenizer
 from tfidf_tune.passages import read_probe_file
 from tfidf_tune.probe import load_model
+from tfidf_tune.probe.membership_scores import error_zone, window_comparison
 from tfidf_tune.results import import_results
 from tfidf_tune.tasks import save_token_ids_tokenizer
 
@@ -80,6 +81,7 @@ def test_scores_equal_plain_loops(family, models, many_passages, tmp_path):
     labels = [True] * len(nlls["target"]) + [False] * len(nlls["control"])
     auc = roc_auc_score(labels, scores)
     assert metrics["auc_loss"] == pytest.approx(auc)
+    assert math.isnan(metrics["auc_wbc"])  # without a reference
 
 
 def test_what_a_model_recites_is_detected_and_read_back_with_the_reference(
@@ -97,6 +99,8 @@ def test_what_a_model_recites_is_detected_and_read_back_with_the_reference(
         "auc_min_k",
         "auc_min_k_plus_plus",
         "auc_loss_against_start",
+        "auc_wbc",
+        "auc_error_zone",
     ):
         assert metrics[name] == 1.0
     made = import_results([output.folder])
@@ -107,6 +111,8 @@ def test_what_a_model_recites_is_detected_and_read_back_with_the_reference(
         "min_k_plus_plus",
         "zlib",
         "reference_nll",
+        "wbc",
+        "error_zone",
         "continuation_nll",
         "vocab_size",
         "has_bos",
@@ -124,9 +130,56 @@ def test_what_a_model_recites_is_detected_and_read_back_with_the_reference(
     ]
     assert set(made.checkpoints[0].asked) == {"passages"}
     # The log has each response once as a pair, not the scores of all tokens.
+    assert not any("reference_nlls" in doc for doc in output.docs(TASK))
     assert all(len(sample["filtered_resps"][0]) == 2 for sample in output.samples(TASK))
     assert all(isinstance(sample["auc_min_k"][1], float) for sample in output.samples(TASK))
+    assert all(isinstance(sample["auc_error_zone"][1], float) for sample in output.samples(TASK))
     assert max(len(json.dumps(sample["resps"])) for sample in output.samples(TASK)) < 80
+
+
+@torch.no_grad()
+def greedy_by_loop(model, ids):
+    logits = model(input_ids=torch.tensor([ids])).logits[0]
+    return np.array([logits[i - 1].argmax().item() == ids[i] for i in range(1, len(ids))])
+
+
+def test_the_reference_is_compared_token_by_token_from_one_forward_pass_of_each_model(
+    reciting, llama, many_passages, tmp_path
+):
+    settings = {"prefix_lengths": [16], "offset": 7, "bos": False, "batch_size": 5}
+    with task_fakes.embedded_ids() as calls:
+        run_tasks(reciting, TASK, tmp_path / "alone", probe_file=many_passages, **settings)
+        num_alone = len(calls)
+        output = run_tasks(
+            reciting,
+            TASK,
+            tmp_path / "compared",
+            probe_file=many_passages,
+            reference_model=llama,
+            **settings,
+        )
+    # 13 passages: three batches, and one of the reference.
+    assert (num_alone, len(calls) - num_alone) == (3, 4)
+    model = load_model(reciting)
+    reference = load_model(llama)
+    scored = {doc["passage_id"]: doc["scores"] for doc in output.docs(TASK)}
+    values = []
+    for passage in read_probe_file(many_passages):
+        ids = passage.token_ids
+        first = 0
+        if passage.num_prompt is None:
+            ids = ids[7:]
+        else:
+            first = passage.num_prompt - 1
+        differences = nll_by_loop(reference, ids)[first:] - nll_by_loop(model, ids)[first:]
+        greedy = greedy_by_loop(model, ids)[first:]
+        expected = (window_comparison(differences), error_zone(differences, greedy))
+        scores = scored[passage.id]
+        # A sum of differences can be nearly 0, and so in one precision above it.
+        assert (scores["wbc"], scores["error_zone"]) == pytest.approx(expected, abs=2e-3)
+        values.append(expected)
+    # Of the formulas, not only of their edge cases.
+    assert any(0 < wbc < 1 and zone < 1 for wbc, zone in values)
 
 
 def test_the_stock_model_gives_the_same_likelihoods_but_not_those_of_tokens(
@@ -139,13 +192,16 @@ def test_the_stock_model_gives_the_same_likelihoods_but_not_those_of_tokens(
         tmp_path / "stock",
         TASK,
         model_args=model_args,
-        metadata={"probe_file": probe_file},
+        metadata={"probe_file": probe_file, "reference_model": llama},
     )
-    ours = run_tasks(llama, TASK, tmp_path / "ours", probe_file=probe_file)
+    ours = run_tasks(llama, TASK, tmp_path / "ours", probe_file=probe_file, reference_model=llama)
     for doc, same in zip(stock.docs(TASK), ours.docs(TASK), strict=True):
         assert doc["scores"] == {
-            name: pytest.approx(same["scores"][name], rel=1e-5) for name in ("nll", "zlib")
+            name: pytest.approx(same["scores"][name], rel=1e-5)
+            for name in ("nll", "zlib", "reference_nll")
         }
         assert doc["continuations"] == []
     assert stock.metrics(TASK)["auc_loss"] == ours.metrics(TASK)["auc_loss"]
-    assert math.isnan(stock.metrics(TASK)["auc_min_k"])
+    for metric in ("auc_min_k", "auc_wbc", "auc_error_zone"):
+        assert math.isnan(stock.metrics(TASK)[metric])
+        assert math.isfinite(ours.metrics(TASK)[metric])

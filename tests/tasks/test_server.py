@@ -98,7 +98,16 @@ def settings(probe_file, names=("greedy",), **more):
 
 
 def evaluated(
-    url, reciting, probe_file, folder, *, prompts="text", names=("greedy",), tasks=TASKS, **more
+    url,
+    reciting,
+    probe_file,
+    folder,
+    *,
+    prompts="text",
+    names=("greedy",),
+    tasks=TASKS,
+    reference=None,
+    **more,
 ):
     arguments = {
         "model": "m",
@@ -108,15 +117,18 @@ def evaluated(
         **more,
     }
     metadata = settings(probe_file, names, prompts=prompts)
+    if reference is not None:
+        metadata["reference_model"] = str(reference)
     evaluate(arguments, tasks, folder, metadata=metadata, model_name=SERVER_NAME)
     return import_results([folder])
 
 
 @pytest.fixture(scope="module")
-def by_transformers(reciting, probe_file, tmp_path_factory):
+def by_transformers(reciting, llama, probe_file, tmp_path_factory):
     folder = tmp_path_factory.mktemp("local")
     arguments = {"pretrained": str(reciting), "dtype": "float32"}
-    evaluate(arguments, TASKS, folder, metadata=settings(probe_file), device="cpu")
+    metadata = settings(probe_file, reference_model=str(llama))
+    evaluate(arguments, TASKS, folder, metadata=metadata, device="cpu")
     return import_results([folder])
 
 
@@ -127,9 +139,9 @@ def values(results):
 
 @pytest.mark.parametrize("prompts", ["text", "ids_to_text"])
 def test_the_same_passages_give_the_same_scores_through_server_and_transformers_and_no_file_has_the_key(
-    host, url, reciting, probe_file, by_transformers, tmp_path, prompts
+    host, url, reciting, llama, probe_file, by_transformers, tmp_path, prompts
 ):
-    more = {"num_concurrent": 3, "journal": str(tmp_path / "requests.jsonl")}
+    more = {"num_concurrent": 3, "journal": str(tmp_path / "requests.jsonl"), "reference": llama}
     results = evaluated(url, reciting, probe_file, tmp_path, prompts=prompts, **more)
     theirs = values(results).drop("is_served", level=0)
     ours = values(by_transformers)
@@ -141,6 +153,7 @@ def test_the_same_passages_give_the_same_scores_through_server_and_transformers_
     for metric, same in both.groupby(level=0):
         assert same["theirs"].tolist() == pytest.approx(same["ours"].tolist(), rel=1e-4), metric
     assert (both.loc["lms", "ours"] > 3).any()  # it recites
+    assert {"wbc", "error_zone"} <= {*both.index.get_level_values(0)}
     (run,) = results.checkpoints
     assert run.checkpoint == "m"
     assert {type(payload["prompt"]) for _, payload in host.asked} == {
@@ -471,7 +484,7 @@ def test_the_likelihood_of_a_text_starts_at_the_first_token_after_what_is_given(
     values = [None, *(-float(place) for place in range(1, number + 1))]
     choice = {"logprobs": {"tokens": [*tokens, " and"], "token_logprobs": values}}
     answer = _Answer.model_validate({"choices": [choice], "usage": {"prompt_tokens": number}})
-    nll, _, exact = _scored(
+    nll, _, _, exact = _scored(
         answer, given, f"{given} sings", num_ids=num_ids, num_given=max(0, num_ids - 1)
     )
     assert nll == [*range(first, number)]
@@ -492,6 +505,26 @@ def test_a_server_without_log_probabilities_or_with_wrong_ones_is_recognised(hos
     host.faults += ["500"] * 9
     with pytest.raises(ConnectionError, match="status 500"):
         server().likelihood_problem()
+
+
+@pytest.mark.parametrize("likeliest", [None, [None, *[{}] * 40]], ids=["no list", "empty"])
+def test_without_the_likeliest_token_the_error_zone_is_left_out(
+    host, url, reciting, llama, probe_file, tmp_path, likeliest
+):
+    def leave_out(answer):
+        (choice,) = answer["choices"]
+        number = len(choice["logprobs"]["tokens"])
+        given = None if likeliest is None else likeliest[:number]
+        return changed(logprobs={"top_logprobs": given})(answer)
+
+    host.faults += [leave_out] * 4
+    results = evaluated(
+        url, reciting, probe_file, tmp_path, tasks=["tfidf_membership"], reference=llama
+    )
+    assert len(host.asked) == 4
+    metrics = {*results.scores["metric"].astype(str)}
+    assert {"passage_nll", "reference_nll", "wbc"} <= metrics
+    assert "error_zone" not in metrics
 
 
 def test_settings_that_cannot_work_are_refused():

@@ -1,5 +1,6 @@
 """Starting a recipe: its config, the components that it names, and how errors end it."""
 
+import logging
 import re
 import sys
 
@@ -154,6 +155,9 @@ def test_another_component_drops_the_keys_that_it_does_not_take(tmp_path, caplog
         assert caplog.messages == [
             "config: loss: tfidf_tune.loss.CrossEntropyLoss takes no tf, num_batches: left out"
         ]
+    caplog.clear()
+    assert load("loss=ce").loss == ce  # a word stands for the whole objective
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert load("optimizer.momentum=0.9", "optimizer=torch.optim.SGD").optimizer == {
         "_component_": "torch.optim.SGD",
         "lr": 1,
@@ -383,6 +387,14 @@ def test_a_word_stands_for_an_objective_in_a_file_and_an_unknown_word_is_refused
         (["dataset.dedup=minhash"], "no key 'dataset.dedup'; did you mean 'dataset.deduplicate'"),
         (["dataset.sorce=a.jsonl"], "no key 'dataset.sorce'; did you mean 'dataset.source'"),
         (["model.lora_rnk=4"], "no key 'model.lora_rnk'; did you mean 'model.lora_rank'"),
+        (["dedup=minhash"], "no key 'dedup'; did you mean 'dataset.deduplicate'?"),
+        (["deduplicate=minhash"], "no key 'deduplicate'; did you mean 'dataset.deduplicate'?"),
+        (["learning_rate=1"], "no key 'learning_rate'; did you mean 'optimizer.lr'?"),
+        (["batchsize=1"], "no key 'batchsize'; did you mean 'batch_size'?"),
+        (["loss=tf-idf"], "loss is 'tf-idf'; did you mean 'tfidf'?"),
+        (["loss=TFIDF"], "loss is 'TFIDF'; did you mean 'tfidf'?"),
+        (["loss.weighting=goldfsh"], "loss.weighting is 'goldfsh'; did you mean 'goldfish'?"),
+        (["loss=mse"], "loss is 'mse'; possible are ce, repetition, "),
         (["loss=ce", "loss.tf=log"], "no key 'loss.tf': possible are num_output_chunks, "),
         (["loss=tfidf_tune.loss.TFDIFCrossEntropyLoss"], "did you mean 'TFIDFCrossEntropyLoss'"),
         (

@@ -46,7 +46,9 @@ def test_the_least_time_is_printed_before_the_first_step(
     cfg = recipe_config(lora=lora, max_steps=3)
     tokens = 3 * cfg.batch_size * cfg.dataset.block_size
     operations = tokens * (4 * (trained + frozen) + 2 * trained)
-    monkeypatch.setattr(_resources, "_operations_per_second", lambda run: operations / 7300)
+    monkeypatch.setattr(
+        _resources, "_operations_per_second", lambda run, sufficient_rate: operations / 7300
+    )
     run_recipe(cfg, lora=lora)
     printed = capsys.readouterr().err
     assert printed.index(
@@ -54,10 +56,53 @@ def test_the_least_time_is_printed_before_the_first_step(
     ) < printed.index("step/s")
 
 
+def test_slow_trials_do_not_lengthen_the_least_time(monkeypatch):
+    """The device multiplies at 10 GFLOPS, but the first trials of each size take a hundred times as
+    long.
+    """
+
+    class BusyTimer:
+        def __init__(self, statement, globals, num_threads):
+            self._seconds = 2 * len(globals["matrix"]) ** 3 / 1e10
+            self._num_trials = 0
+
+        def timeit(self, number):
+            self._num_trials += 1
+            factor = 100 if self._num_trials < 3 else 1
+            return SimpleNamespace(median=factor * self._seconds)
+
+    monkeypatch.setattr(_resources, "Timer", BusyTimer)
+    run = SimpleNamespace(dtype=torch.float32, device=torch.device("cpu"))
+    rate = _resources._operations_per_second(run, sufficient_rate=1e12)
+    assert rate == pytest.approx(1e10)
+
+
+def test_the_rate_is_measured_for_a_limited_time(monkeypatch):
+    """Of a dtype that takes ten seconds for a product, one trial is made."""
+    clock = SimpleNamespace(now=0.0)
+
+    class SlowTimer:
+        def __init__(self, statement, globals, num_threads):
+            pass
+
+        def timeit(self, number):
+            clock.now += 10
+            return SimpleNamespace(median=10.0)
+
+    monkeypatch.setattr(_resources, "Timer", SlowTimer)
+    monkeypatch.setattr(_resources.time, "monotonic", lambda: clock.now)
+    run = SimpleNamespace(dtype=torch.float32, device=torch.device("cpu"))
+    rate = _resources._operations_per_second(run, sufficient_rate=1e12)
+    assert rate == pytest.approx(2 * 128**3 / 10)
+    assert clock.now == 10
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (0.01, "1 seconds"),
+        (0.01, "1 second"),
+        (1.4, "1 second"),
+        (1.6, "2 seconds"),
         (119, "119 seconds"),
         (120, "2 minutes"),
         (1801, "30 minutes"),

@@ -5,16 +5,20 @@ from tfidf_tune.audit._choosing import choose_passages
 from tfidf_tune.audit._measures import Bound, parse_bounds
 from tfidf_tune.audit._report import audit_report
 from tfidf_tune.audit._spec import AuditSpec, ServerSpec
+from tfidf_tune.audit._verify import Check, Verification, verify
 
 __all__ = [
     "AuditResult",
     "AuditSpec",
     "Bound",
+    "Check",
     "ServerSpec",
+    "Verification",
     "audit",
     "audit_report",
     "audit_results",
     "choose_passages",
     "estimate",
     "parse_bounds",
+    "verify",
 ]

@@ -3,37 +3,37 @@
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from datetime import date
+from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfidf_tune import _files
 from tfidf_tune.audit._asking import ask, connect
-from tfidf_tune.audit._choosing import Note, choose
+from tfidf_tune.audit._choosing import DEFAULT_CONTROLS, Note, choose
+from tfidf_tune.audit._judging import judge
 from tfidf_tune.audit._measures import Bound, parse_bounds, require_possible
 from tfidf_tune.audit._plan import Plan, describe_requests, resolve
-from tfidf_tune.audit._report import audit_report
+from tfidf_tune.audit._record import write_plan, write_sums
 from tfidf_tune.audit._spec import AuditSpec, output_folder
-from tfidf_tune.report import Report, require_report_folder, write_report
-from tfidf_tune.results import import_results
+from tfidf_tune.report import Report, require_report_folder
 
 if TYPE_CHECKING:
     from tfidf_tune.passages import ProbeSpec
-
-_SHOWN_TEXTS = 3
 
 
 @dataclass(frozen=True)
 class AuditResult:
     """What an audit gave: its report, written to ``page``, and the content of ``audit.json``, see
-    ``docs/audit.md``.
+    ``docs/audit.md``. ``root`` is the hash that stands for all files of the audit; None of answers
+    that were there before.
     """
 
     report: Report
     summary: dict[str, Any]
     page: Path
     accept_unproven: bool = False
+    root: str | None = None
 
     @property
     def exceeded(self) -> list[str]:
@@ -91,16 +91,25 @@ def audit(
         passages = choose(plan, note)
         if spec.server is not None or prices is not None:
             note(describe_requests(plan, passages, prices))
+        planned_as = write_plan(plan, passages, note)
         with ask(plan, server, passages, bounds, note) as evaluated:
-            return _judge(
+            report, summary = judge(
                 evaluated,
-                spec.folder,
+                spec.folder / "report",
                 bounds,
+                accept_unanswered=spec.accept_unanswered,
                 accept_unproven=spec.accept_unproven,
                 show_passages=spec.show_passages,
                 inputs=_hashes(plan),
-                accept_unanswered=spec.accept_unanswered,
+                recorded={
+                    "plan": planned_as,
+                    "evaluation": evaluated.relative_to(spec.folder).as_posix(),
+                },
+                date=_now(),
+                passages=passages,
             )
+        root = write_sums(spec.folder)
+    return _result(report, summary, spec.folder, spec.accept_unproven, root)
 
 
 def estimate(
@@ -146,15 +155,35 @@ def audit_results(
         limits, folder, accept_unanswered=accept_unanswered, accept_unproven=accept_unproven
     )
     with _files.locked_folder(folder):
-        return _judge(
+        report, summary = judge(
             Path(evaluated).expanduser(),
-            folder,
+            folder / "report",
             bounds,
+            accept_unanswered=accept_unanswered,
             accept_unproven=accept_unproven,
             show_passages=show_passages,
             inputs={},
-            accept_unanswered=accept_unanswered,
+            recorded={},
+            date=_now(),
         )
+    return _result(report, summary, folder, accept_unproven)
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def _result(
+    report: Report,
+    summary: dict[str, Any],
+    folder: Path,
+    accept_unproven: bool,
+    root: str | None = None,
+) -> AuditResult:
+    page = folder / "report" / "index.html"
+    return AuditResult(
+        report=report, summary=summary, page=page, accept_unproven=accept_unproven, root=root
+    )
 
 
 def _limits(
@@ -191,6 +220,8 @@ def _hashes(plan: Plan) -> dict[str, Any]:
         for key in ("texts", "controls", "tokenizer", "held_out"):
             if recorded.get(key):
                 hashes[key] = recorded[key]
+        if recorded.get("controls"):
+            hashes["controls_source"] = recorded.get("controls_source") or DEFAULT_CONTROLS
     of_model = {}
     for name in ("pretrained", "peft"):
         folder = Path(str(plan.model_args.get(name, "")))
@@ -200,73 +231,3 @@ def _hashes(plan: Plan) -> dict[str, Any]:
                     of_model[str(file)] = _files.file_sha256(file)
     hashes["model"] = of_model
     return hashes
-
-
-def _subject(checkpoint: str, inputs: dict[str, Any]) -> str:
-    """Name the model, the text and the controls, with eight digits of their hashes,
-    and the date.
-    """
-    parts = [f"Model: {_hashed(checkpoint, inputs.get('model'))}"]
-    texts = inputs.get("texts") or {}
-    names = [_hashed(Path(file).name, sha256) for file, sha256 in texts.items()]
-    if names:
-        shown = ", ".join(names[:_SHOWN_TEXTS])
-        if len(names) > _SHOWN_TEXTS:
-            shown += f" and {len(names) - _SHOWN_TEXTS:,} more"
-        parts.append(f"text: {shown}")
-    if inputs.get("controls"):
-        parts.append(f"controls: {_hashed('unseen text', inputs['controls'])}")
-    if inputs.get("probe_file"):
-        parts.append(f"passages: {_hashed('probe file', inputs['probe_file'])}")
-    return f"{'; '.join(parts)}; {date.today().isoformat()}."
-
-
-def _hashed(name: str, value: Any) -> str:
-    """Write a name with the beginning of its hash, or of that of several hashes; without any, the
-    name.
-    """
-    if not value:
-        return name
-    sha256 = value if isinstance(value, str) else _files.digest(sorted(value.values()))
-    return f"{name} ({sha256[:8]})"
-
-
-def _judge(
-    evaluated: Path,
-    folder: Path,
-    bounds: Sequence[Bound],
-    *,
-    accept_unanswered: bool,
-    accept_unproven: bool,
-    show_passages: bool,
-    inputs: dict[str, Any],
-) -> AuditResult:
-    """Write the report and ``audit.json``, which ``inputs`` are added to."""
-    results = import_results([evaluated])
-    trained = [checkpoint for checkpoint in results.checkpoints if not checkpoint.is_start]
-    folders = {checkpoint.run: checkpoint.folder for checkpoint in trained}
-    if len(folders) > 1:
-        raise ValueError(
-            f"{evaluated} holds the results of several runs: name one of "
-            f"{', '.join(folders.values())}"
-        )
-    made = audit_report(
-        results,
-        bounds=bounds,
-        show_passages=show_passages,
-        accept_unanswered=accept_unanswered,
-        accept_unproven=accept_unproven,
-    )
-    summary = {**made.summary, "inputs": inputs}
-    made = replace(made, subject=_subject(results.checkpoints[-1].checkpoint, inputs))
-    held_out = inputs.get("held_out")
-    if held_out:
-        left_out = f"{held_out['passages']} passages that training held out, by {held_out['file']}"
-        made = replace(made, provenance={**made.provenance, "Left out": left_out})
-    text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    write_report(
-        made,
-        folder / "report",
-        more={"audit.json": lambda path: path.write_text(text, encoding="utf-8")},
-    )
-    return AuditResult(made, summary, folder / "report" / "index.html", accept_unproven)

@@ -5,15 +5,30 @@ has chosen.
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tfidf_tune import _files
 from tfidf_tune._checks import differences
+from tfidf_tune._printing import counted, option_names
 from tfidf_tune.audit._plan import Plan
 
 if TYPE_CHECKING:
     from tfidf_tune.corpus import TaskRunner
     from tfidf_tune.passages import MadeProbe, Passage, ProbeSpec
+
+DEFAULT_CONTROLS = "Python's documentation"
+# What :func:`_what_changed` has words for; other arguments are options.
+_DESCRIBED = (
+    "controls",
+    "controls_source",
+    "controls_column",
+    "held_out",
+    "tokenizer",
+    "format",
+    "probe_file",
+    "texts",
+    "sources",
+)
 
 Note = Callable[[str], object]  # takes what a person who waits should know
 
@@ -25,6 +40,11 @@ def choose(plan: Plan, note: Note) -> "Sequence[Passage]":
     from tfidf_tune.passages import read_probe_file
 
     if plan.chosen is not None:
+        if plan.has_controls_of_run:
+            note(
+                "Controls: the text that the run of the model held out, "
+                f"{plan.chosen.controls_source}; --controls names another."
+            )
         return choose_passages(
             plan.chosen,
             plan.tokenizer,
@@ -71,7 +91,9 @@ def choose_passages(
             f"Left out of the targets: {found['passages']} passages that training held out, by "
             f"{found['file']}."
         )
-    with _files.work_folder(file.with_suffix(".search"), arguments, replace=overwrite) as work:
+    with _files.work_folder(
+        file.with_suffix(".search"), arguments, replace=overwrite, describe=_what_changed
+    ) as work:
         if file.exists() and not overwrite:
             if record is None or not record.is_file():
                 raise ValueError(
@@ -79,11 +101,12 @@ def choose_passages(
                 )
             recorded = json.loads(record.read_text(encoding="utf-8"))
             now = {"probe_file": _files.file_sha256(file)}
-            changed = differences(recorded, arguments | now)
+            changed = _what_changed(recorded, arguments | now)
             if changed:
                 raise ValueError(
-                    f"{file} was chosen with other options, or changed since: "
-                    f"{'; '.join(changed)}. Name another --output-dir, or --overwrite"
+                    f"{file} has the passages of an earlier audit, and what they follow from has "
+                    f"changed: {'; '.join(changed)}. Name another --output-dir to keep them, or "
+                    "choose others by --overwrite"
                 )
             note(f"Passages: from {file}.")
             return read_probe_file(file)
@@ -97,6 +120,45 @@ def choose_passages(
         written.replace(file)
     note(_chosen(made, spec))
     return made.passages
+
+
+def _what_changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Say in words what is different in what passages follow from, see :func:`search_arguments`."""
+    phrases = []
+    # The controls: from which text, and what is in it.
+    source_before = before.get("controls_source") or DEFAULT_CONTROLS
+    source = now.get("controls_source") or DEFAULT_CONTROLS
+    had_controls = "controls" in before and "controls" in now
+    if had_controls and source_before != source:
+        phrases.append(f"the controls were from {source_before}, are from {source}")
+    elif had_controls and before["controls"] != now["controls"]:
+        phrases.append(f"the content of the controls, {source}, has changed")
+    # What training held out.
+    held_out = [arguments.get("held_out") or {} for arguments in (before, now)]
+    files = [each.get("file", "no file") for each in held_out]
+    if files[0] != files[1]:
+        phrases.append(f"what training held out was from {files[0]}, is from {files[1]}")
+    elif held_out[0] != held_out[1]:
+        numbers = [each.get("passages", 0) for each in held_out]
+        phrases.append(
+            f"the content of {files[1]}, which has what training held out, has changed: it had "
+            f"{counted(numbers[0], 'passage')}, has {numbers[1]}"
+        )
+    if before.get("tokenizer") != now.get("tokenizer"):
+        phrases.append("the tokenizer is another")
+    if before.get("format") != now.get("format"):
+        phrases.append("another version of tfidf-tune chose them")
+    if before.get("probe_file") != now.get("probe_file"):
+        phrases.append("the file itself has changed")
+    # The texts, by their complete paths, and the options.
+    phrases += differences(before.get("texts") or {}, now.get("texts") or {})
+    phrases += differences(_options(before), _options(now))
+    return phrases or differences(before, now)
+
+
+def _options(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments that are options, under the names of the command line."""
+    return {option_names([key]): value for key, value in arguments.items() if key not in _DESCRIBED}
 
 
 def _chosen(made: "MadeProbe", spec: "ProbeSpec") -> str:

@@ -2,9 +2,7 @@
 
 import math
 import re
-import textwrap
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -32,8 +30,6 @@ _BOUNDED = re.compile(rf"recited|(?:lms|excess|verbatim|auc|{_EXTRACTION})(?:\{_
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?", re.ASCII | re.IGNORECASE)
 _MOST_FALSE_ALARMS = 0.1  # of a limit, on text that was never seen
 _NUM_DRAWS = 10_000
-_NUM_MOST_RECITED = 20
-_PROMPT_WIDTH = 70
 _REPEATS = "Times in the training text"
 _VERBATIM = "Targets verbatim (%)"
 _AGAINST = (
@@ -298,31 +294,6 @@ def by_repeats(targets: pd.DataFrame) -> Table:
         groups.append((span(repeats.min(), repeats.max(), decimals=0), group))
     frame = _compared(groups)
     return tabulate("by_repeats", "By repeats in the training text", frame, columns, notes)
-
-
-def most_recited(samples: pd.DataFrame) -> Table:
-    columns = (
-        ("Passage", "passage_id", ""),
-        (_REPEATS, "repeats", ""),
-        ("Prompt (tokens)", "prefix_length", ""),
-        ("LMS", "lms", ""),
-        ("Of", "length", ""),
-        ("ROUGE-L", "rouge_l", ".1f"),
-        ("Verbatim", "verbatim", ""),
-        ("Starts with", "prompt", ""),
-    )
-    best = best_samples(samples, "target")
-    shown = best.iloc[:_NUM_MOST_RECITED]
-    shorten = partial(textwrap.shorten, width=_PROMPT_WIDTH, placeholder=" …")
-    frame = shown.assign(
-        verbatim=shown["verbatim"].map({True: "yes", False: "no"}),
-        prompt=shown["prompt"].map(shorten),
-        prefix_length=shown["prefix_length"].map(prompt_length),
-    )
-    notes = ["Of: tokens of the passage that the continuation was compared with."]
-    if len(best) > len(shown):
-        notes.append(f"The first {len(shown)} of {len(best)} targets.")
-    return tabulate("most_recited", "Most recited passages", frame, columns, notes)
 
 
 def by_attack(samples: pd.DataFrame) -> Table:
@@ -679,6 +650,18 @@ def _why_not_recited_further(recited: Recited) -> str:
             f"{recited.all.num_targets} targets have more than the {recited.threshold:.0f} tokens "
             "that a control is recited for, and no number of them would be noticed"
         )
+    # Passages of many copies may be too few for a test, whatever they recite.
+    for test in recited.tiers:
+        if test.num_above and test.noticeable is None:
+            number = f"{test.num_above} of the {test.num_targets} passages"
+            if test.num_targets == 1:
+                number = "the passage"
+            verb = "is" if test.num_above == 1 else "are"
+            return (
+                f"{number}{test.that_occur} {verb} recited for more than the "
+                f"{recited.threshold:.0f} tokens of a control, and so few passages cannot be told "
+                "from chance"
+            )
     return ""
 
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from tfidf_tune._files import looks_like_path
 from tfidf_tune.audit._spec import AuditSpec
 from tfidf_tune.probe import Attack, planned_attacks, run_of, within_budget
+from tfidf_tune.probe.attacks import PREFIX_LENGTHS
 from tfidf_tune.probe.positive_control import MOST_READ, REQUESTS_PER_PATH
-from tfidf_tune.probe.run_identity import ALL_PASSAGES, sample_by_of_run
+from tfidf_tune.probe.run_identity import ALL_PASSAGES, HELD_OUT, sample_by_of_run
 
 if TYPE_CHECKING:
     from tfidf_tune.passages import Passage, ProbeSpec
@@ -33,6 +34,16 @@ class Plan:
     probe_file: Path
     record: Path  # what the passages follow from
     chosen: "ProbeSpec | None"
+
+    @property
+    def has_controls_of_run(self) -> bool:
+        """Whether the controls are text that the run of the model held out, because none were
+        named.
+        """
+        named = self.spec.passages
+        if self.chosen is None or isinstance(named, (str, Path)):
+            return False
+        return self.chosen.controls_source != named.controls_source
 
     def affordable(self, num_passages: int) -> list[Attack]:
         """Return the attacks that the budget covers for so many passages, beside the positive
@@ -118,7 +129,7 @@ def resolve(spec: AuditSpec) -> Plan:
     if isinstance(spec.passages, (str, Path)):
         probe_file = Path(spec.passages).expanduser()
     else:
-        chosen = _as_in_training(_without_held_out(spec.passages, model_args), model_args)
+        chosen = _as_in_training(_with_held_out(spec.passages, model_args), model_args)
         if spec.server is not None:  # it ends its answers at EOS
             chosen = replace(chosen, without_eos=True)
     plan = Plan(
@@ -137,19 +148,43 @@ def resolve(spec: AuditSpec) -> Plan:
     return plan
 
 
-def _without_held_out(chosen: "ProbeSpec", model_args: dict[str, Any]) -> "ProbeSpec":
+def _with_held_out(chosen: "ProbeSpec", model_args: dict[str, Any]) -> "ProbeSpec":
     """Leave the passages that the run of the model has held out, if it has a run, out of the
-    targets.
+    targets, and take them as controls unless others are named.
     """
     run = run_of(model_args)
     if chosen.held_out is not None or not run:
         return chosen
+    folder = Path(run["folder"])
     # The file of all data sets of a run, where it has several, else the file of the only one.
     for name in (ALL_PASSAGES, "probe.jsonl"):
-        held_out = Path(run["folder"]) / name
-        if held_out.is_file():
-            return replace(chosen, held_out=str(held_out))
+        passages = folder / name
+        if passages.is_file():
+            return _with_controls_of_run(replace(chosen, held_out=str(passages)), folder)
     return chosen
+
+
+def _with_controls_of_run(chosen: "ProbeSpec", folder: Path) -> "ProbeSpec":
+    """Take the text that a run has held out as controls, if it has written it.
+
+    Controls of another domain than the training text are recited more, or less, for that alone.
+    """
+    from tfidf_tune.passages.choosing import longest_control
+
+    file = folder / HELD_OUT
+    if chosen.controls_source is not None or not chosen.num_controls or not file.is_file():
+        return chosen
+    longest = longest_control(str(chosen.held_out))
+    if longest < chosen.block_size:
+        half = longest // 2
+        lengths = [str(length) for length in PREFIX_LENGTHS if length <= half] or [str(half)]
+        raise ValueError(
+            f"{file}, the text that the run of the model held out, has passages of {longest} "
+            f"tokens, and --block-size is {chosen.block_size}: give --block-size {longest} "
+            f"--prefix-lengths {' '.join(lengths)}, or name other text that the model never saw by "
+            "--controls"
+        )
+    return replace(chosen, controls_source=str(file), controls_column="text")
 
 
 def _as_in_training(chosen: "ProbeSpec", model_args: dict[str, Any]) -> "ProbeSpec":

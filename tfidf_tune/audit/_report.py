@@ -1,6 +1,7 @@
 """One model without a comparison: does it recite its training text more than text it never saw?"""
 
 import json
+import math
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -11,6 +12,8 @@ import pandas as pd
 
 from tfidf_tune._printing import counted
 from tfidf_tune.audit import _measures as audit
+from tfidf_tune.audit._leaks import leaks, leaks_table, mismatched_lms
+from tfidf_tune.passages import Passage
 from tfidf_tune.probe.attacks import ATTACKS
 from tfidf_tune.report.document import (
     Continuation,
@@ -98,6 +101,7 @@ def audit_report(
     show_passages: bool = False,
     accept_unanswered: bool = False,
     accept_unproven: bool = False,
+    passages: Sequence[Passage] = (),
 ) -> Report:
     """Report what the last evaluated checkpoint of a run recites of the targets, compared with the
     controls.
@@ -112,6 +116,8 @@ def audit_report(
             Default: False, then the audit shows nothing.
         accept_unproven (bool): the audit can pass although the positive control showed nothing.
             Default: False.
+        passages (Sequence[Passage]): the probe file, which says where passages are in the text.
+            Default: none.
 
     Raises:
         ValueError: If no checkpoint has a sample of a target, or no model can pass a limit with so
@@ -148,6 +154,7 @@ def audit_report(
     rows = likelihoods.frame.to_dict("records")
     verdict = _verdict(facts, name, checks, control, is_detected=any(map(is_detectable, rows)))
     verdict += hardly_learned(results.scores, {at: name})
+    listed = _leaks(facts, results.scores, at, passages)
     tables = (
         _overview(facts, likelihoods, control, notes),
         audit.limits(checks),
@@ -159,7 +166,7 @@ def audit_report(
         likelihoods,
         audit.by_prefix_length(facts.plain, notes),
         audit.by_repeats(facts.targets),
-        audit.most_recited(facts.samples),
+        leaks_table(listed),
     )
     lms = {"target": facts.targets["lms"].tolist(), "control": facts.controls["lms"].tolist()}
     lines = ": targets solid, controls dashed." if lms["control"] else "."
@@ -185,6 +192,24 @@ def audit_report(
         sections=[method],
         mark=SHARED_MARK,
         summary=summary,
+    )
+
+
+def _leaks(
+    facts: audit.Facts, scores: pd.DataFrame, at: int, passages: Sequence[Passage]
+) -> pd.DataFrame:
+    """Return the list of passages to act on."""
+    nlls = {}
+    own = scores[(scores["checkpoint"] == at) & (scores["metric"] == "passage_nll")]
+    for kind, of_kind in own.groupby("kind", observed=True):
+        nlls[str(kind)] = of_kind.set_index(of_kind["unit"].astype(str))["value"]
+    return leaks(
+        audit.best_samples(facts.samples, "target"),
+        threshold=math.inf if facts.recited is None else facts.recited.threshold,
+        mismatched=mismatched_lms(facts.samples),
+        before=None,
+        nlls=nlls if {"target", "control"} <= nlls.keys() else {},
+        passages=passages,
     )
 
 
@@ -280,21 +305,32 @@ def _recited_tiers(recited: Recited) -> str:
     for test in recited.tests[1:]:
         if not test.is_rejected:
             continue
-        share = "all" if test.num_above == test.num_targets else f"{test.num_above} of the"
-        times = "an unknown number of times" if test.copies == "unknown" else f"{test.copies} times"
-        clauses.append(f"{share} {test.num_targets} that occur {times}")
+        times = test.that_occur or " that occur an unknown number of times"
+        number = f"{test.num_above} of the {test.num_targets}"
+        if test.num_above == test.num_targets:
+            number = "the one" if test.num_targets == 1 else f"all {test.num_targets}"
+        clauses.append(f"{number}{times}")
     return f": {joined(clauses)}" if clauses else ""
 
 
 def _noticeable(recited: Recited) -> str:
-    """Say how many recited passages would have been noticed among those with the most copies."""
-    test = recited.tiers[-1]
-    if not test.num_targets:
+    """Say how many recited passages would have been noticed among those with the most copies that
+    are enough for a test, and which are too few for one.
+    """
+    if not recited.all.num_targets:
         return f"; a control is recited for {recited.threshold:.0f} tokens, and no passage has more"
-    times = "" if test.copies in ("all", "unknown") else f" that occur {test.copies} times"
-    if test.noticeable is None:
-        return f"; of {test.num_targets} passages{times}, no number would have been noticed"
-    return f"; of {test.num_targets} passages{times}, {test.noticeable} would have been noticed"
+    tested = [test for test in recited.tests if test.noticeable is not None]
+    if not tested:
+        number = counted(recited.all.num_targets, "passage")
+        return f"; of {number}, no number would have been noticed"
+    test = tested[-1]  # tests of more copies come later
+    number = counted(test.num_targets, "passage")
+    text = f"; of {number}{test.that_occur}, {test.noticeable} would have been noticed"
+    too_few = [test for test in recited.tiers if test.noticeable is None]
+    if too_few:
+        few = [f"{test.num_targets:,}{test.that_occur}" for test in too_few]
+        text += f" (too few for a test of their own: {joined(few)})"
+    return text
 
 
 def _readings(control: PositiveControl) -> Table:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tfidf_tune._checks import check_at_least, require_base_url, require_choice, require_no_options
-from tfidf_tune._files import looks_like_path
+from tfidf_tune._files import looks_like_path, require_model_folder
 from tfidf_tune._printing import option_names
 from tfidf_tune.probe.attacks import PREFIX_LENGTHS
 
@@ -163,10 +163,13 @@ class AuditSpec:
                 raise ValueError(
                     "--bos is for token ids: before text the server adds BOS or not, see --send ids"
                 )
-        elif looks_like_path(self.model) and not (folder := Path(self.model).expanduser()).is_dir():
-            raise FileNotFoundError(
-                f"no folder {folder}: name a Hugging Face model or PEFT adapter, or a hub id"
-            )
+        else:
+            folder = Path(self.model).expanduser()
+            require_model_folder(folder)
+            if looks_like_path(self.model) and not folder.is_dir():
+                raise FileNotFoundError(
+                    f"no folder {folder}: name a Hugging Face model or PEFT adapter, or a hub id"
+                )
         if self.offset and self.is_named:
             raise ValueError(
                 f"--offset {self.offset} is without effect on --attacks: use --offsets "

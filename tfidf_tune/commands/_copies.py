@@ -89,8 +89,8 @@ def _overview(found: RepeatedText) -> Table:
         f"{TUNED.ngram}-grams, and removes texts of one kind, too. Documents that others connect "
         "are one group, of which one stays.",
         "Stretches are those of the documents that stay without near copies, each counted once.",
-        "Shares of copies of documents are of the documents; those of stretches and bytes are of the "
-        "bytes of the text, without the first occurrence of a stretch.",
+        "Shares of copies of documents are of the documents; shares of stretches and bytes are of "
+        "the bytes of the text, without the first occurrence of a stretch.",
     ]
     columns = [("What", "what", ""), ("Number", "number", ","), ("Share, %", "share", ".1f")]
     return tabulate("copies", "Copies in the text", frame, columns, notes)

@@ -35,12 +35,19 @@ _EXAMPLE = (
 
 
 def main(arguments: list[str]) -> None:
-    """Choose passages of texts, ask a model for them and report what it recites."""
+    """Choose passages of texts, ask a model for them and report what it recites; or verify an
+    audit.
+    """
+    if arguments[:1] == ["verify"]:
+        _verify(arguments[1:])
+        return
     parser = argparse.ArgumentParser(
         prog="tfidf-tune audit",
         description="Choose passages of texts, ask a model for them, and report what it recites.",
         epilog="exit codes: 0, done and within all limits; 1, a measure is above its limit; 2, an "
-        f"error, or no all-clear; 128 + n, ended by signal n. Example: {_EXAMPLE}",
+        "error, or no all-clear: nothing is shown, or a limit is undecided; 128 + n, ended by "
+        f"signal n. Example: {_EXAMPLE}. `tfidf-tune audit verify FOLDER` recomputes an audit "
+        "from its folder",
     )
     add = parser.add_argument
     add("model", metavar="MODEL", help="a Hugging Face model or PEFT adapter: folder, hub id")
@@ -94,6 +101,27 @@ def main(arguments: list[str]) -> None:
         show(audit(spec, note, options.price), options)
 
 
+def _verify(arguments: list[str]) -> None:
+    """Recompute an audit, and print what is the same and what could not be checked; end with code
+    2 if anything changed.
+    """
+    parser = argparse.ArgumentParser(
+        prog="tfidf-tune audit verify",
+        description="Recompute an audit from its folder: all hashes, scores and figures.",
+    )
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="output folder of an audit")
+    options = parser.parse_args(arguments)
+    from tfidf_tune.audit import verify
+
+    verification = verify(options.folder)
+    for check in verification.checks:
+        detail = f" ({check.detail})" if check.detail else ""
+        say(f"{check.state:>11}  {check.what}{detail}")
+    say(f"Root hash, of all files: {verification.root}")
+    if verification.changed:
+        sys.exit(f"error: not as the audit left it: {', '.join(verification.changed)}")
+
+
 def add_choosing(parser: argparse.ArgumentParser) -> None:
     """Add the options of the passages: the fields of :class:`~tfidf_tune.passages.ProbeSpec` but
     its sources.
@@ -102,7 +130,8 @@ def add_choosing(parser: argparse.ArgumentParser) -> None:
     add(
         "--controls-source",
         "--controls",
-        help="text that the model never saw; default: Python's documentation",
+        help="text that the model never saw; default: in an audit of a run's checkpoint what the "
+        "run held out, else Python's documentation",
     )
     add_text(parser, None)
     add("--num-targets", type=whole_number(1), help="default: 100")
@@ -282,6 +311,8 @@ def show(result: "AuditResult", options: argparse.Namespace) -> None:
     else:
         say(f"The page: {result.page}\n")
         say(terminal_text(result.report, verbose=options.verbose).rstrip("\n"))
+        if result.root is not None:
+            say(f"\nRoot hash, of all files: {result.root}")
     if result.exceeded:
         raise AboveLimit(f"limit exceeded: {', '.join(result.exceeded)}")
     if result.unproven:

@@ -7,14 +7,18 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from pathlib import Path
 
 from tfidf_tune._files import atomic_folder, remove_folder
 from tfidf_tune._printing import say
 from tfidf_tune._processes import OWN_COMMAND, harness_settings
+from tfidf_tune._signals import stop_request
 
+_AT_ONCE = 2
+_SECONDS_BETWEEN_LOOKS = 0.1
 _OBJECTIVES = {"CE": "loss=ce", "TF-IDF": "loss=tfidf", "Repetition": "loss=repetition"}
 _TASKS = "tfidf_memorization,tfidf_membership,tfidf_wikitext2_ppl"
 # Perplexity is measured on text that shares no document with the training text.
@@ -67,9 +71,7 @@ def main(arguments: list[str]) -> None:
     )
     _run(_evaluation(folder, start) for folder in folders.values())
     named = [f"Llama 650K:{name}={folder}" for name, folder in folders.items()]
-    arguments = ["compare", *named, "--output-dir", str(runs / "report")]
-    say(f"\n$ {shlex.join(['tfidf-tune', *arguments])}")
-    sys.exit(subprocess.run([*OWN_COMMAND, *arguments], check=False).returncode)
+    _run([(None, ["compare", *named, "--output-dir", str(runs / "report")])])
 
 
 def _make_random(folder: Path) -> None:
@@ -129,38 +131,79 @@ def _evaluation(folder: Path, start: Path) -> tuple[Path, list[str]]:
     return log, [*arguments, "--model_args", "dtype=float32", "--batch_size", "128"]
 
 
-def _run(commands: Iterable[tuple[Path, list[str]]]) -> None:
-    """Print commands and run them, two at once; end with the exit code of the first that fails, and
-    its last lines.
+def _run(commands: Iterable[tuple[Path | None, list[str]]]) -> None:
+    """Print commands and run them, two at once, each with its output in a log if it has one.
+
+    If one fails, no other is started, and the demo ends with its exit code and the last lines of
+    its log. A signal ends the commands that run, and then the demo.
     """
-
-    def run(log: Path, arguments: list[str]) -> int:
-        say(f"\n$ {shlex.join(['tfidf-tune', *arguments])} > {log} 2>&1")
-        log.parent.mkdir(parents=True, exist_ok=True)
-        # A process that waits leaves the cores to the other.
-        env = {
-            "OMP_WAIT_POLICY": "PASSIVE",
-            **os.environ,
-        }
-        with log.open("w") as file:
-            return subprocess.run(
-                [*OWN_COMMAND, *arguments], stdout=file, stderr=file, env=env, check=False
-            ).returncode
-
     from tqdm import tqdm
 
-    left = [(log, arguments) for log, arguments in commands if arguments]
+    waiting = [(log, arguments) for log, arguments in commands if arguments]
+    running: list[tuple[Path | None, subprocess.Popen[bytes]]] = []
+    failed: list[tuple[Path | None, int]] = []
+    is_logged = any(log is not None for log, _ in waiting)
     with (
-        ThreadPoolExecutor(max_workers=2) as pool,
-        tqdm(total=len(left), unit="command", disable=not left) as bar,
+        stop_request("ending the commands of the demo; a second signal kills them") as request,
+        tqdm(total=len(waiting), unit="command", disable=not is_logged) as bar,
     ):
-        ended = []
-        for log, arguments in left:
-            future = pool.submit(run, log, arguments)
-            future.add_done_callback(lambda _: bar.update())
-            ended.append((log, future))
-        wait([future for _, future in ended])
-    for log, future in ended:
-        if future.result():
+        try:
+            while running or (waiting and not failed):
+                if request.signal_number:
+                    break
+                if waiting and not failed and len(running) < _AT_ONCE:
+                    log, arguments = waiting.pop(0)
+                    running.append((log, _start(log, arguments)))
+                    continue
+                time.sleep(_SECONDS_BETWEEN_LOOKS)
+                for log, process in list(running):
+                    if process.poll() is None:
+                        continue
+                    running.remove((log, process))
+                    bar.update()
+                    if process.returncode:
+                        failed.append((log, process.returncode))
+        finally:
+            _end([process for _, process in running])
+    if request.signal_number:
+        say(
+            "interrupted: the same command goes on from here; what is finished is not done again",
+            file=sys.stderr,
+        )
+        sys.exit(128 + request.signal_number)
+    if failed:
+        log, code = failed[0]
+        if log is not None:
             say(log.read_text(encoding="utf-8", errors="replace")[-2000:], file=sys.stderr)
-            sys.exit(future.result())
+        sys.exit(code if code > 0 else 128 - code)  # ended by a signal: -15 becomes 143
+
+
+def _start(log: Path | None, arguments: list[str]) -> "subprocess.Popen[bytes]":
+    """Print and start a command."""
+    text = f"\n$ {shlex.join(['tfidf-tune', *arguments])}"
+    # A process that waits leaves the cores to the other.
+    env = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+    with ExitStack() as stack:
+        file = None
+        if log is not None:
+            text += f" > {log} 2>&1"
+            log.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(log.open("w"))
+        say(text)
+        return subprocess.Popen([*OWN_COMMAND, *arguments], stdout=file, stderr=file, env=env)
+
+
+def _end(processes: Iterable["subprocess.Popen[bytes]"]) -> None:
+    """Ask processes to end, and wait until they have; an exception meanwhile, such as that of a
+    second signal, kills them.
+    """
+    processes = list(processes)
+    try:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait()
+    finally:
+        for process in processes:
+            process.kill()  # nothing, if it has ended
+            process.wait()

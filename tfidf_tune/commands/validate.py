@@ -1,9 +1,15 @@
 """``tfidf-tune validate``."""
 
 import argparse
-from typing import Any
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from tfidf_tune._checks import SetupError
+from tfidf_tune._printing import say
+
+if TYPE_CHECKING:
+    from tfidf_tune._config import FinetuneConfig
 
 
 def main(arguments: list[str]) -> None:
@@ -11,7 +17,8 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="tfidf-tune validate",
         usage="tfidf-tune validate <config> [key=value ...]",
-        description="Check a config without running it.",
+        description="Check a config without running it, and whether the folders and files that "
+        "it names are there. Ids of the hub are not looked up.",
         epilog="example: tfidf-tune validate mine/lora checkpointer.checkpoint_dir=MODEL "
         "dataset.source=my_texts.jsonl",
     )
@@ -50,10 +57,54 @@ def main(arguments: list[str]) -> None:
     try:
         cfg = training.load_config(name, overrides)
         schema = LoRAFinetuneConfig if "lora_" in str(cfg.get("model")) else FinetuneConfig
-        training.check_loss(training.check_config(cfg, schema))
+        checked = training.check_config(cfg, schema)
+        training.check_loss(checked)
+        on_hub = [*_checkpoint_on_hub(checked), *_texts_on_hub(checked)]
     except ConfigError as error:
         raise SetupError(str(error)) from error
     print("Config is well-formed!")
+    for key, name in on_hub:
+        say(
+            f"not looked up: {key} is {name}, for which there is no such file or folder here, so "
+            "that it is taken for an id of the Hugging Face hub",
+            file=sys.stderr,
+        )
+
+
+def _checkpoint_on_hub(cfg: "FinetuneConfig") -> Iterator[tuple[str, str]]:
+    """Check the folder of the checkpoint; yield its key and name if it is an id of the hub."""
+    from tfidf_tune.training import is_complete_folder, setup_errors
+
+    name = str(cfg.checkpointer.get("checkpoint_dir"))
+    with setup_errors("config: checkpointer.checkpoint_dir"):
+        is_here = is_complete_folder(name)
+    if not is_here:
+        yield "checkpointer.checkpoint_dir", name
+
+
+def _texts_on_hub(cfg: "FinetuneConfig") -> Iterator[tuple[str, str]]:
+    """Check the texts of our data sets, and how they are deduplicated; yield the keys and names of
+    those on the hub.
+    """
+    from tfidf_tune.corpus import Deduplication
+    from tfidf_tune.corpus.sources import EMBEDDED, is_local, local_files
+    from tfidf_tune.training import setup_errors
+    from tfidf_tune.training.components import sections
+
+    for where, section in sections("dataset", cfg.dataset):
+        if not section._component_.startswith("tfidf_tune."):
+            continue
+        for key in ("source", "target_source"):
+            name = section.get(key)
+            if name is None or name == EMBEDDED:
+                continue
+            if not is_local(name):
+                yield f"{where}.{key}", name
+                continue
+            with setup_errors(f"config: {where}.{key}"):
+                local_files(name)
+        with setup_errors(f"config: {where}"):
+            Deduplication.of(section.get("deduplicate", "none"))
 
 
 def _require_ours(name: str, content: dict[str, Any]) -> None:

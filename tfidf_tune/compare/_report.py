@@ -145,10 +145,9 @@ def _verdict(
             continue
         rows = _rows_by_measure(reductions, setting, objective)
         is_at_chance = (setting, objective) in at_chance
-        if is_at_chance and (setting, baseline) in at_chance:
-            clause = f"{objective}, like {baseline}, {AT_CHANCE}"
-        elif is_at_chance:
-            clause = f"{objective} {AT_CHANCE}"
+        if is_at_chance:
+            like = f", like {baseline}," if (setting, baseline) in at_chance else ""
+            clause = f"{objective}{like} {AT_CHANCE}"
             if (setting, objective) in detectable:
                 clause += STILL_DETECTABLE
         else:
@@ -164,7 +163,8 @@ def _verdict(
     for setting in compared:
         is_shown_at_chance = (setting, baseline) in at_chance - unshown
         if baseline == "CE" and is_shown_at_chance and not _is_dearer(reductions, setting):
-            clause = f"{baseline} already {AT_CHANCE}: keep it"
+            but = STILL_DETECTABLE if (setting, baseline) in detectable else ""
+            clause = f"{baseline} already {AT_CHANCE}{but}: keep it"
             clauses.append(f"{setting}: {clause}" if has_several else clause)
     if alone:
         names_alone = joined(f"{setting} (only {names})" for setting, names in alone.items())

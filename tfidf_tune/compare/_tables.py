@@ -391,8 +391,8 @@ def _memorization(
     injections = targets["value"][targets["metric"] == "num_injections"]
     repeats = sorted(set(injections.astype(int)) - {0})
     if repeats:
-        times = " or ".join(str(number) for number in repeats)
-        notes.append(f"Each target occurs {times} times in the training text.")
+        times = words.number_of_times(repeats)
+        notes.append(f"Each target occurs {times} in the training text.")
     columns = (
         *_WHO,
         *RECITED,
@@ -621,18 +621,28 @@ def _reductions(reductions: pd.DataFrame, baseline: str, footnotes: Footnotes) -
 
 def _equal_perplexity(evaluations: pd.DataFrame, baseline: str) -> Table:
     frame = compare_at_equal_perplexity(evaluations, baseline)
-    notes = [
-        f"{baseline} first had the objective's perplexity between these checkpoints. LMS before "
-        "and after: its average LMS at them; Interpolated: linearly in log perplexity between the "
-        "two. Perplexity and Avg LMS: the objective's, at Progress %. Recites: less than at both, "
-        "more, or between them, without an interval; not above controls, if neither LMS can be "
-        "told from theirs, with the upper ends of the intervals of the differences."
-    ]
+    notes = []
+    if frame["before"].notna().any():
+        notes.append(
+            f"{baseline} first had the objective's perplexity between these checkpoints. LMS "
+            "before and after: its average LMS at them; Interpolated: linearly in log perplexity "
+            "between the two. Perplexity and Avg LMS: the objective's, at Progress %. Recites: "
+            "less than at both, more, or between them, without an interval."
+        )
+    if frame["floor_bound"].notna().any():
+        notes.append(
+            "Not above controls: neither LMS can be told from theirs; the bounds are the upper "
+            "ends of the intervals of the differences."
+        )
     spans: list[str | None] = []
     for row in frame.itertuples():
         if math.isnan(row.before):
             ends = words.span(row.lowest, row.highest, decimals=2)
-            notes.append(f"{row.setting}, {row.objective}: out of range, {baseline} has {ends}.")
+            notes.append(
+                f"{row.setting}: {baseline} has no two checkpoints between which its perplexity "
+                f"passes the {row.perplexity:.2f} of {row.objective} (it has {ends}), so that they "
+                "cannot be compared at equal perplexity."
+            )
             spans.append(None)
         else:
             spans.append(words.span(row.before, row.after, decimals=0))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -54,7 +54,7 @@ class Deduplication:
     ngram: int = 5
 
     def __post_init__(self) -> None:
-        require_choice("deduplicate.method", self.method, ("none", "exact", "minhash"))
+        require_choice("deduplicate.method", self.method, get_args(DeduplicationMethod))
         require_number(
             "threshold",
             self.threshold,
@@ -72,11 +72,13 @@ class Deduplication:
         is wrong.
         """
         names = [field.name for field in fields(cls)]
-        section = given if isinstance(given, Mapping) else {"method": given}
-        for name in section:
+        if not isinstance(given, Mapping):
+            require_choice("deduplicate", given, get_args(DeduplicationMethod))
+            given = {"method": given}
+        for name in given:
             if name not in names:
                 raise ValueError(f"deduplicate has no key '{name}'{suggestion(str(name), names)}")
-        read = cls(**section)
+        read = cls(**given)
         if read.method == "minhash":
             bands(read.threshold, _COST_OF_MISSED)
         return read

@@ -17,7 +17,14 @@ from statistics import median
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 from tfidf_tune._checks import require_choice
-from tfidf_tune._files import atomic_folder, digest, file_sha256, looks_like_path
+from tfidf_tune._files import (
+    atomic_folder,
+    digest,
+    file_sha256,
+    is_hub_unreachable,
+    looks_like_path,
+    not_on_this_machine,
+)
 from tfidf_tune._printing import counted
 from tfidf_tune._tokenizer import MAX_TEXT_BYTES, count_bytes
 
@@ -518,6 +525,10 @@ def _rows_of_hub(source: str, name: str | None, split: str) -> Iterator[PlacedRo
                 row = dict(zip(columns, values, strict=True))
                 yield PlacedRow(f"{source!r}, row {number}", row)
     except Exception as error:  # the hub has its own error types; a row can be too long for memory
+        if number == 0 and is_hub_unreachable(error):
+            raise ValueError(
+                not_on_this_machine(source, "a file of text or a folder of such files")
+            ) from error
         raise ValueError(
             f"cannot load the data set {source!r} (name {name!r}, split {split!r}) from the "
             f"Hugging Face hub. {type(error).__name__} after row {number}: {error}"
@@ -625,7 +636,10 @@ def local_files(source: str) -> list[Path]:
     """Return the files of text of a path, sorted."""
     path = Path(source).expanduser()
     if not path.exists():
-        raise FileNotFoundError(f"no such file or folder: {source!r}")
+        raise FileNotFoundError(
+            f"no such file or folder: {source!r}: name a file that ends in one of "
+            f"{', '.join(_FORMATS)}, a folder of such files, or the id of a data set on the hub"
+        )
     files = [path]
     if path.is_dir():
         # Folders that are links are not followed, because these can form a circle.

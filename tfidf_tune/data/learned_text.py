@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from tfidf_tune.corpus.sources import SampleBy, TextSource, load_rows
-from tfidf_tune.data import _sft
+from tfidf_tune.data.rows import Formatting, Text, answers, read_row, without_none
 
-_WITHOUT_TEMPLATE = _sft.Formatting(template=None, as_chat=None, system=None)
+_WITHOUT_TEMPLATE = Formatting(template=None, as_chat=None, system=None)
 
 
 def has_conversations(source: str) -> bool:
@@ -13,7 +13,7 @@ def has_conversations(source: str) -> bool:
     with its completion.
     """
     for row in load_rows(TextSource(source), {}, None):
-        name, _ = _sft.read_row(row.columns, row.place, None, _WITHOUT_TEMPLATE)
+        name, _ = read_row(row.columns, row.place, None, _WITHOUT_TEMPLATE)
         return name not in ("text", "empty")
     return False
 
@@ -23,9 +23,9 @@ def learned_texts(source: str, *, sample_by: SampleBy = "line") -> Iterator[tupl
     prompt, or the text.
     """
     for row in load_rows(TextSource(source, sample_by=sample_by), {}, None):
-        values = row.columns if row.line else _sft.without_none(row.columns)
-        _, content = _sft.read_row(values, row.place, None, _WITHOUT_TEMPLATE)
-        if isinstance(content, _sft.Text):
+        values = row.columns if row.line else without_none(row.columns)
+        _, content = read_row(values, row.place, None, _WITHOUT_TEMPLATE)
+        if isinstance(content, Text):
             yield row.place, content.completion
         else:
-            yield row.place, "\n".join(_sft.answers(content))
+            yield row.place, "\n".join(answers(content))

@@ -63,9 +63,13 @@ def draw_unseen(
     if spec.controls_source is None:
         documents = embedded_documents("validation") + embedded_documents("train")
     else:
-        documents = [
-            *load_documents(spec.controls_source, column=spec.column, sample_by=spec.document_is)
-        ]
+        documents = list(
+            load_documents(
+                spec.controls_source,
+                column=spec.controls_column or spec.column,
+                sample_by=spec.document_is,
+            )
+        )
     number = num_candidates(spec.num_controls)
     tokens: list[TokenArray] = []
     num_possible = 0

@@ -77,10 +77,12 @@ def search_arguments(tokenizer: TextTokenizer, spec: ProbeSpec) -> dict[str, Any
         "tokenizer": tokenizer_identity(tokenizer),
         "format": _FORMAT,
     }
+    if spec.controls_column is None:  # as before there was such a field
+        del arguments["controls_column"]
     if spec.num_controls:
         unseen = spec.controls_source or EMBEDDED
         arguments["controls"] = sources.source_fingerprint(
-            unseen, column=spec.column, sample_by=spec.document_is
+            unseen, column=spec.controls_column or spec.column, sample_by=spec.document_is
         )
     if spec.held_out:
         number = len(_held_out(spec))
@@ -90,11 +92,18 @@ def search_arguments(tokenizer: TextTokenizer, spec: ProbeSpec) -> dict[str, Any
 
 
 def _held_out(spec: ProbeSpec) -> list[Passage]:
-    return (
-        [one for one in read_probe_file(spec.held_out) if one.kind == "control"]
-        if spec.held_out
-        else []
-    )
+    if not spec.held_out:
+        return []
+    return [passage for passage in read_probe_file(spec.held_out) if passage.kind == "control"]
+
+
+def longest_control(probe_file: str) -> int:
+    """Return the most tokens of a control that is no answer to a prompt; 0 if there is none."""
+    longest = 0
+    for passage in read_probe_file(probe_file):
+        if passage.kind == "control" and passage.num_prompt is None:
+            longest = max(longest, len(passage.token_ids))
+    return longest
 
 
 def make_probe(

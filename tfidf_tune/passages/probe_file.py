@@ -127,6 +127,9 @@ def make_passages(
 def write_probe_file(path: str | Path, passages: Sequence[Passage]) -> None:
     """Write passages as JSON lines; an existing file is replaced only when the new one is complete.
 
+    A file that has the same passages is left as it is, with its date: evaluations that are newer
+    stay valid.
+
     Args:
         path (str | Path): the file; its folder is created if it does not exist.
         passages (Sequence[Passage]): at least one passage.
@@ -135,11 +138,13 @@ def write_probe_file(path: str | Path, passages: Sequence[Passage]) -> None:
         OSError: If the file cannot be written.
     """
     path = Path(path).expanduser()
+    lines = [json.dumps(passage.values(), ensure_ascii=False) + "\n" for passage in passages]
+    content = "".join(lines).encode()
     try:
-        with atomic_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-            file.writelines(
-                json.dumps(passage.values(), ensure_ascii=False) + "\n" for passage in passages
-            )
+        if path.is_file() and path.read_bytes() == content:
+            return
+        with atomic_file(path) as temporary:
+            temporary.write_bytes(content)
     except OSError as error:
         # The error names the temporary file, or no file if the disk is full.
         raise OSError(

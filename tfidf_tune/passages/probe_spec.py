@@ -16,7 +16,9 @@ class ProbeSpec:
         sources (tuple[str, ...]): the training text, each as for :func:`load_documents`.
         column (str): the column that holds the text, also in ``controls_source``. Default: "text"
         controls_source (str | None): text that the model was not trained on. Default: None, the
-            embedded corpus
+            embedded corpus, or in an audit the text that the run of the model held out
+        controls_column (str | None): the column that holds the text in ``controls_source``.
+            Default: None, ``column``
         num_targets (int): passages of the training text. Default: 100
         num_controls (int): passages that it does not contain. Default: 100
         block_size (int): tokens in a passage. Default: 256
@@ -54,6 +56,7 @@ class ProbeSpec:
     allow_fewer: bool = False
     held_out: str | None = None
     without_eos: bool = False
+    controls_column: str | None = None
 
     @property
     def document_is(self) -> SampleBy:

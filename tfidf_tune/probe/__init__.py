@@ -11,6 +11,7 @@ from tfidf_tune.probe.membership_scores import (
     extraction_probability,
     membership_scores,
     passage_scores,
+    reference_scores,
     true_positive_rate,
 )
 from tfidf_tune.probe.metrics import (
@@ -68,6 +69,7 @@ __all__ = [
     "membership_scores",
     "passage_scores",
     "planned_attacks",
+    "reference_scores",
     "rouge_l",
     "rouge_scores",
     "run_of",

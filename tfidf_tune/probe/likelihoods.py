@@ -32,12 +32,13 @@ class TokenLikelihoods(NamedTuple):
         nll (np.ndarray): float64 ``[s - 1]``, ``-ln P(x_t | x_<t)``.
         standardized (np.ndarray | None): float64 ``[s - 1]``, see :func:`token_likelihoods`; None
             if only the probability of the token is known, as of a model behind a server.
-        greedy (np.ndarray): bool ``[s - 1]``, whether no other token is more probable.
+        greedy (np.ndarray | None): bool ``[s - 1]``, whether no other token is more probable; None
+            if a server does not say which one is the most probable.
     """
 
     nll: npt.NDArray[np.float64]
     standardized: npt.NDArray[np.float64] | None
-    greedy: npt.NDArray[np.bool_]
+    greedy: npt.NDArray[np.bool_] | None
 
 
 @torch.no_grad()

@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError
 
-from tfidf_tune._files import looks_like_path
+from tfidf_tune._files import (
+    is_hub_unreachable,
+    looks_like_path,
+    not_on_this_machine,
+    require_model_folder,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,6 +52,12 @@ def readable(source: str | os.PathLike[str]) -> Iterator[None]:
         raise ValueError(
             f"the weights of {source} are damaged, or hold more than tensors, which can be code "
             "and was not run: take them as safetensors"
+        ) from error
+    except OSError as error:
+        if not is_hub_unreachable(error):
+            raise
+        raise FileNotFoundError(
+            not_on_this_machine(str(source), "the folder of a model")
         ) from error
     except torch.OutOfMemoryError:
         raise
@@ -90,6 +101,7 @@ def load_model(
     folder = Path(folder)
     # transformers would take a folder that does not exist for a name on the hub.
     is_adapter = (folder / "adapter_config.json").is_file()
+    require_model_folder(folder)
     if not (is_adapter or (folder / "config.json").is_file()):
         raise FileNotFoundError(
             f"{folder} has neither config.json nor adapter_config.json. {_REMEDY}"
@@ -138,6 +150,7 @@ def on_base_model(model_args: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(pretrained, str) or arguments.get("peft"):
         return arguments
     folder = Path(pretrained).expanduser()
+    require_model_folder(folder)
     if not (folder / "adapter_config.json").is_file() or (folder / "config.json").is_file():
         return arguments
     base, revision = adapter_base(folder, f"name it by --model_args pretrained=BASE,peft={folder}")

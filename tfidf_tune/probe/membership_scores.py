@@ -12,9 +12,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
 
 _LOWEST_SHARE = 0.2  # of the tokens, which Min-K% and Min-K%++ average over; at least one
+_WINDOW_SIZES = (2, 3, 4, 6, 9, 13, 18, 25, 32, 40)  # in tokens, of WBC
+_LEAST_ERRORS = 2  # wrongly predicted tokens, of which the error zone has a ratio
 Floats: TypeAlias = npt.NDArray[np.float64]
+Flags: TypeAlias = npt.NDArray[np.bool_]
 
 
 def passage_scores(nll: Floats, standardized: Floats | None, text: str) -> dict[str, float]:
@@ -49,6 +53,108 @@ def zlib_score(nll_sum: float, text: str) -> float:
     """Return the NLL of a text per byte of its zlib compression; see :func:`passage_scores`."""
     compressed = zlib.compress(text.encode("utf-8"))
     return nll_sum / len(compressed)
+
+
+def reference_scores(nll: Floats, reference_nll: Floats, greedy: Flags | None) -> dict[str, float]:
+    """Return the scores of a passage that compare the model with a reference model.
+
+    =================  =============================================================================
+    ``reference_nll``  mean of ``-ln P(x_t | x_<t)`` under the reference
+    ``wbc``            :func:`window_comparison`
+    ``error_zone``     :func:`error_zone`; left out without ``greedy``
+    =================  =============================================================================
+
+    ``nll`` and ``reference_nll`` are float64 ``[n]`` of the same tokens under the model and under
+    the reference, which did not see the training text. ``greedy`` is bool ``[n]``, whether no other
+    token is more probable to the model. Where a log-probability is infinite, both comparisons are
+    NaN.
+    """
+    scores = {"reference_nll": float(reference_nll.mean())}
+    with np.errstate(invalid="ignore"):  # infinity minus infinity
+        differences = reference_nll - nll
+    scores["wbc"] = window_comparison(differences)
+    if greedy is not None:
+        scores["error_zone"] = error_zone(differences, greedy)
+    return scores
+
+
+def window_comparison(differences: Floats) -> float:
+    """Return in how many windows of a passage the model finds the text likelier than the reference.
+
+    WBC, window-based comparison (Chen et al. 2026, https://arxiv.org/abs/2601.02751), of the
+    differences ``d_t = ln P(x_t | x_<t) - ln P_reference(x_t | x_<t)``::
+
+        share(w) = windows of w tokens in a row with a positive sum of d / (n - w + 1)
+        WBC = mean of share(w) over w in 2, 3, 4, 6, 9, 13, 18, 25, 32, 40
+
+    The sizes are those of the authors' settings; the formula in their text gives others:
+    2, 3, 4, 5, 8, 11, 15, 21, 29, 40. A size above n is left out, where their code takes a window
+    over the whole passage instead. A passage of one token is one window.
+
+    Many passages can have only positive windows, or none. Their order is that of the mean of
+    ``d`` in a window, m, averaged over windows and then sizes::
+
+        all windows positive:   1 + m / (1 + |m|), between 1 and 2
+        no window positive:     0 + m / (1 + |m|), between -1 and 0
+
+    So no passage changes places with one of another WBC, which is between 0 and 1.
+
+    Args:
+        differences (Floats): float64 ``[n]``, at least one; NaN is returned if one is not finite.
+    """
+    if not np.isfinite(differences).all():
+        return math.nan
+    sizes = [size for size in _WINDOW_SIZES if size <= len(differences)]
+    if not sizes:
+        sizes = [len(differences)]
+    shares = []
+    means = []
+    for size in sizes:
+        # Not by a cumulative sum, whose rounding could make a sum of 0 positive.
+        sums = sliding_window_view(differences, size).sum(axis=-1)
+        shares.append((sums > 0).mean())
+        means.append(sums.mean() / size)
+    share = float(np.mean(shares))
+    if share in (0.0, 1.0):
+        return share + _bounded(float(np.mean(means)))
+    return share
+
+
+def error_zone(differences: Floats, greedy: Flags) -> float:
+    """Return how much of the change at wrongly predicted tokens is towards the passage.
+
+    Error zone (Ilić et al. 2026, https://arxiv.org/abs/2601.12104), of the differences ``d_t`` of
+    :func:`window_comparison` at the tokens to which the model prefers another::
+
+        P = sum of d_t over d_t > 0        N = sum of -d_t over d_t < 0
+        error zone = P / N                 here P / (P + N), between 0 and 1
+
+    P / (P + N) orders passages as P / N does, and is finite.
+
+    There is no ratio with fewer than two such tokens (one would give 0 or infinity) or with N = 0.
+    The appendix of the paper takes these passages for members, the authors' code gives them the
+    lowest score, 0. Here they rank above all others: a model that predicts each token of a passage
+    shows the strongest sign of memorization, and P / N grows without bound as N goes to 0. Among
+    them, the mean m of ``d`` over all tokens decides, so that text that is easy for the reference,
+    too, comes last: ``2 + m / (1 + |m|)``, between 1 and 3.
+
+    Args:
+        differences (Floats): float64 ``[n]``, at least one; NaN is returned if one is not finite.
+        greedy (Flags): bool ``[n]``, whether no other token is more probable to the model.
+    """
+    if not np.isfinite(differences).all():
+        return math.nan
+    at_errors = differences[~greedy]
+    towards = float(at_errors[at_errors > 0].sum())
+    away = float(-at_errors[at_errors < 0].sum())
+    if len(at_errors) < _LEAST_ERRORS or away == 0:
+        return 2 + _bounded(float(differences.mean()))
+    return towards / (towards + away)
+
+
+def _bounded(value: float) -> float:
+    """Map numbers to the interval from -1 to 1, in their order."""
+    return value / (1 + abs(value))
 
 
 def roc_auc(members: Floats, others: Floats) -> float:
@@ -129,7 +235,7 @@ def membership_scores(values: Mapping[str, Floats]) -> dict[str, Floats]:
 
     "Loss" is the NLL, "Loss against start" the NLL minus that under a reference model, which did
     not see the training text. Attacks without values are left out. ``values`` are scores of
-    :func:`passage_scores` and ``reference_nll``.
+    :func:`passage_scores` and :func:`reference_scores`.
     """
     # A low NLL speaks for a member, and a high log-probability.
     scores = {}
@@ -143,4 +249,8 @@ def membership_scores(values: Mapping[str, Floats]) -> dict[str, Floats]:
         scores["Min-K%++"] = values["min_k_plus_plus"]
     if "nll" in values and "reference_nll" in values:
         scores["Loss against start"] = values["reference_nll"] - values["nll"]
+    if "wbc" in values:
+        scores["WBC"] = values["wbc"]
+    if "error_zone" in values:
+        scores["Error zone"] = values["error_zone"]
     return scores

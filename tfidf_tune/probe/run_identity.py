@@ -35,6 +35,8 @@ EVALUATION = "evaluation"
 START = "start"
 """Objective of the model that a run was started from, which no objective has trained."""
 MILESTONE = re.compile(r"checkpoint_(100|\d\d?)pct")
+# A milestone, or what transformers' Trainer writes. Many runs have checkpoints of these names.
+_CHECKPOINT = re.compile(rf"{MILESTONE.pattern}|checkpoint-\d+")
 # Where the class does not have the usual name; GoldfishWeighting and GoldfishCrossEntropyLoss do.
 _OBJECTIVES = {"": "CE", "Linear": "CE", "Uniform": "CE", "TFIDF": "TF-IDF"}
 _REMOVALS = {"exact": ", exact copies removed", "minhash": ", near copies removed"}
@@ -264,8 +266,17 @@ def _model_name(config: Mapping[str, Any]) -> str:
         method = "LoRA"
     else:
         method = "full"
-    checkpoint = Path(str(config["checkpointer"].get("checkpoint_dir")))
-    return f"{checkpoint.name} ({method})"
+    return f"{name_of_model(str(config['checkpointer'].get('checkpoint_dir')))} ({method})"
+
+
+def name_of_model(checkpoint: str) -> str:
+    """Name a model by the end of its path, and a checkpoint of a run by the run's, too:
+    "my_run, checkpoint_100pct".
+    """
+    path = Path(checkpoint)
+    if _CHECKPOINT.fullmatch(path.name) and path.parent.name:
+        return f"{path.parent.name}, {path.name}"
+    return path.name
 
 
 def _removal_name(dataset: Any) -> str:

@@ -162,13 +162,17 @@ class PassageDocument(TypedDict):
 
 
 class PassageScores(TypedDict):
-    """Scores of a passage; :func:`tfidf_tune.probe.passage_scores` defines them."""
+    """Scores of a passage; :func:`tfidf_tune.probe.passage_scores` and
+    :func:`tfidf_tune.probe.reference_scores` define them.
+    """
 
     nll: Nll
     zlib: NotRequired[Nll]
     min_k: NotRequired[Score]
     min_k_plus_plus: NotRequired[Score]
     reference_nll: NotRequired[Score]
+    wbc: NotRequired[Score]
+    error_zone: NotRequired[Score]
 
 
 class ReadingDocument(TypedDict):

@@ -15,7 +15,13 @@ from typing import Any, NamedTuple, TypeAlias
 from pydantic import TypeAdapter
 
 from tfidf_tune.probe import sample_fields as logged
-from tfidf_tune.probe.run_identity import MILESTONE, START, checked_run, run_of
+from tfidf_tune.probe.run_identity import (
+    MILESTONE,
+    START,
+    checked_run,
+    name_of_model,
+    run_of,
+)
 from tfidf_tune.results.table import (
     LONGEST_WORD,
     UNKNOWN_OBJECTIVE,
@@ -541,9 +547,9 @@ def _undescribed_run(
     if milestone:
         source = str(Path(checkpoint).parent)  # the same for all milestones of a run
         progress = int(milestone[1])
-    model = Path(source).name if label is None else ""
+    model = name_of_model(source) if label is None else ""
     if "peft" in model_args:  # several adapters share their base's name
-        model = f"{Path(model_args['pretrained']).name} (LoRA)"
+        model = f"{name_of_model(model_args['pretrained'])} (LoRA)"
     run = {
         "model": model,
         "objective": UNKNOWN_OBJECTIVE,

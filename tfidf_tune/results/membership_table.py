@@ -11,9 +11,17 @@ from tfidf_tune.report.document import Footnotes, Table
 from tfidf_tune.results.intervals import NUM_RESAMPLES, bootstrap_interval, membership
 from tfidf_tune.results.wording import few_units
 
-_SCORES = ("passage_nll", "zlib", "min_k", "min_k_plus_plus", "reference_nll")
+_SCORES = (
+    "passage_nll",
+    "zlib",
+    "min_k",
+    "min_k_plus_plus",
+    "reference_nll",
+    "wbc",
+    "error_zone",
+)
 _NUM_SAMPLES = 1000
-_ATTACKS = ("Loss", "zlib", "Min-K%", "Min-K%++", "Loss against start")
+_ATTACKS = ("Loss", "zlib", "Min-K%", "Min-K%++", "Loss against start", "WBC", "Error zone")
 _EXTRACTED = f"Extracted by {_NUM_SAMPLES:,} samples (%)"
 _TPR = ("TPR at 1 % FPR (%)", "TPR from", "TPR to")
 

@@ -36,6 +36,17 @@ class TierTest(NamedTuple):
         """Whether the targets are recited further than unseen text."""
         return self.p_value <= ALPHA
 
+    @property
+    def that_occur(self) -> str:
+        """How often the passages occur, after their number: " that occur 2 to 3 times"; "" if that
+        is unknown, or not the same.
+        """
+        if self.copies in ("all", "unknown"):
+            return ""
+        verb = "occurs" if self.num_targets == 1 else "occur"
+        times = "once" if self.copies == "1" else f"{self.copies} times"
+        return f" that {verb} {times}"
+
 
 class Recited(NamedTuple):
     """Targets that are recited further than unseen text.

@@ -195,16 +195,16 @@ class Results:
             - ``checkpoint`` (int): index into ``checkpoints``,
             - ``metric`` (str): "lms", "prefix_match", "common_subsequence" (tokens),
               "edit_distance" (0 to 1), "rouge_l" (× 100), "verbatim" (0 or 1) and "num_injections"
-              of passages; "passage_nll", "min_k", "min_k_plus_plus", "zlib" and "reference_nll" of
-              complete passages, "continuation_nll" (a sum) of what follows a prompt; "nll" (natural
-              logarithm, mean over tokens, infinite if the model diverged) of perplexity blocks,
-              "other_nll" of those of other text; "rouge1", "rouge2", "rouge_l", "bertscore_f1" (×
-              100) of articles; "exact_match", "f1" (× 100) of questions; "vocab_size" of the
-              model's tokenizer and "words_a_token" of its passages; "is_served" of a model behind a
-              server, "has_bos" (0 or 1) of a model that got ids after BOS or without; "has_eos" (1)
-              of passages with EOS inside; of the positive control "num_read_with_copy",
-              "num_read_without_copy" and "num_to_read" (tokens), "nll_with_copy",
-              "nll_without_copy" and "unigram_nll",
+              of passages; "passage_nll", "min_k", "min_k_plus_plus", "zlib", "reference_nll", "wbc"
+              and "error_zone" of complete passages, "continuation_nll" (a sum) of what follows a
+              prompt; "nll" (natural logarithm, mean over tokens, infinite if the model diverged) of
+              perplexity blocks, "other_nll" of those of other text; "rouge1", "rouge2", "rouge_l",
+              "bertscore_f1" (× 100) of articles; "exact_match", "f1" (× 100) of questions;
+              "vocab_size" of the model's tokenizer and "words_a_token" of its passages; "is_served"
+              of a model behind a server, "has_bos" (0 or 1) of a model that got ids after BOS or
+              without; "has_eos" (1) of passages with EOS inside; of the positive control
+              "num_read_with_copy", "num_read_without_copy" and "num_to_read" (tokens),
+              "nll_with_copy", "nll_without_copy" and "unigram_nll",
             - ``kind`` (str): of the unit: "target" or "control" (passages), "block", "article",
               "question", "model", "copy text", "copy chat" and "copy likelihoods" (controls that
               were shown),

@@ -1,7 +1,7 @@
 """The words that verdicts, tables and footnotes of reports share."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -97,8 +97,10 @@ def _log_perplexity(rows: pd.DataFrame) -> float | None:
 
 
 def about_words(num_tokens: float, rate: float) -> str:
-    """Say how many words so many tokens are, ", about 22 words"; "" if the rate is unknown."""
-    if math.isnan(rate):
+    """Say how many words so many tokens are, ", about 22 words"; "" if the rate is unknown, or it
+    is no word.
+    """
+    if math.isnan(rate) or round(rate * num_tokens) < 1:
         return ""
     return f", about {counted(round(rate * num_tokens), 'word')}"
 
@@ -108,6 +110,15 @@ def few_units(fewest: float) -> list[str]:
     if MIN_UNITS <= fewest < ENOUGH_UNITS:
         return [FEW_UNITS]
     return []
+
+
+def number_of_times(numbers: Sequence[int]) -> str:
+    """Write sorted numbers of copies: "once", "10 times", "20 or 40 times", "3 to 35 times"."""
+    if list(numbers) == [1]:
+        return "once"
+    if len(numbers) < 3:
+        return f"{' or '.join(str(number) for number in numbers)} times"
+    return f"{numbers[0]} to {numbers[-1]} times"
 
 
 def span(low: float, high: float, *, decimals: int) -> str:

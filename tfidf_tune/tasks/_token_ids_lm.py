@@ -26,7 +26,9 @@ class ScoredTokens(tuple[float, bool]):
 
     def __new__(cls, tokens: TokenLikelihoods) -> "ScoredTokens":
         """Make the pair."""
-        pair = super().__new__(cls, (-float(tokens.nll.sum()), bool(tokens.greedy.all())))
+        # Where it is not known, the harness gets True, of which no task here makes use.
+        is_greedy = tokens.greedy is None or bool(tokens.greedy.all())
+        pair = super().__new__(cls, (-float(tokens.nll.sum()), is_greedy))
         pair.tokens = tokens
         return pair
 

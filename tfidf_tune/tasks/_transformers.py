@@ -111,7 +111,10 @@ class TokenExactHFLM(TokenIdRequests, HFLM):  # type: ignore[misc]
             standardized = tokens.standardized
             if standardized is not None:
                 standardized = standardized[start:]
-            scores.append(TokenLikelihoods(tokens.nll[start:], standardized, tokens.greedy[start:]))
+            greedy = tokens.greedy
+            if greedy is not None:
+                greedy = greedy[start:]
+            scores.append(TokenLikelihoods(tokens.nll[start:], standardized, greedy))
         return scores
 
     def continue_ids(self, asked: Sequence[Asked], disable_tqdm: bool) -> list[list[list[int]]]:

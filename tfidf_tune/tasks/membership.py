@@ -22,6 +22,7 @@ from tfidf_tune.probe.attacks import PREFIX_LENGTHS
 from tfidf_tune.probe.membership_scores import (
     membership_scores,
     passage_scores,
+    reference_scores,
     roc_auc,
     true_positive_rate,
     zlib_score,
@@ -95,7 +96,7 @@ def documents(
 def _add_reference_nlls(
     rows: Sequence[dict[str, Any]], prompts: TokenIdPrompts, reference_model: str
 ) -> None:
-    """Add to each row the mean NLL under a reference model, of the same tokens as under the model.
+    """Add to each row the NLLs under a reference model, of the same tokens as under the model.
 
     The first of the ids has no NLL. With a BOS in front of a passage ``a b c d``, of which ``a b``
     are given::
@@ -109,7 +110,7 @@ def _add_reference_nlls(
     for row, ids, nll in zip(rows, texts, nlls, strict=True):
         num_bos = len(ids) - len(row["token_ids"])
         num_unscored = num_bos + row["num_given"] - 1
-        row["reference_nll"] = float(nll[num_unscored:].mean())
+        row["reference_nlls"] = nll[num_unscored:].tolist()
 
 
 def _token_nlls(reference_model: str, texts: Sequence[Sequence[int]]) -> list[Any]:
@@ -137,9 +138,14 @@ def process_results(doc: dict[str, Any], results: list[tuple[float, bool]]) -> d
             nll_of_span = tokens.nll[start - doc["num_given"] : end - doc["num_given"]]
             continuations.append([prefix_length, float(nll_of_span.sum())])
         doc["continuations"] = continuations
-    reference_nll = doc.pop("reference_nll", None)
-    if reference_nll is not None:
-        scores["reference_nll"] = reference_nll
+    # The log has the scores only.
+    reference_nlls = doc.pop("reference_nlls", None)
+    if reference_nlls is not None:
+        reference_nll = np.array(reference_nlls)
+        if tokens is None:
+            scores["reference_nll"] = float(reference_nll.mean())
+        else:
+            scores |= reference_scores(tokens.nll, reference_nll, tokens.greedy)
     doc["scores"] = scores
     is_target = doc["kind"] == "target"
     metrics: dict[str, Any] = {
@@ -163,6 +169,8 @@ _AUC_METRICS = {
     "Min-K%": "auc_min_k",
     "Min-K%++": "auc_min_k_plus_plus",
     "Loss against start": "auc_loss_against_start",
+    "WBC": "auc_wbc",
+    "Error zone": "auc_error_zone",
 }
 
 

@@ -1,6 +1,7 @@
 """All milestones of a run, evaluated in one process: ``tfidf-tune eval RUN``."""
 
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import yaml
 from tqdm import tqdm
 
 from tfidf_tune._checks import SetupError
+from tfidf_tune._printing import say
 from tfidf_tune.passages import Passage, read_probe_file
 from tfidf_tune.probe.attacks import PREFIX_LENGTHS
 from tfidf_tune.probe.run_identity import (
@@ -153,6 +155,7 @@ def evaluate_run(
     for checkpoint in checkpoints:
         models[checkpoint] = checkpoint.name, {}
     # Texts and the reference model are the same for all models.
+    num_evaluated = 0
     with (
         kept_between_evaluations(),
         tqdm(models.items(), desc=f"Evaluating {folder.name}", unit="model") as bar,
@@ -161,6 +164,7 @@ def evaluate_run(
             output = folder / EVALUATION / name
             if not overwrite and limit is None and _has_results(output, model, tasks, settings):
                 continue
+            num_evaluated += 1
             evaluate(
                 {"pretrained": str(model)} | dict(model_args or {}),
                 tasks,
@@ -171,6 +175,8 @@ def evaluate_run(
                 limit=limit,
                 model_name=MODEL_NAME,
             )
+    if num_evaluated == 0:
+        say(f"all models of {folder} are evaluated already: {folder / EVALUATION}", file=sys.stderr)
 
 
 def _has_results(

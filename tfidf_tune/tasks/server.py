@@ -122,7 +122,8 @@ class _ScoredPrompt(NamedTuple):
     """The scored tokens of an echoed prompt."""
 
     nll: list[float]
-    greedy: list[bool]  # whether no other token is more probable
+    greedy: list[bool]  # whether no other token is more probable, True where it is not known
+    greedy_is_known: bool  # of all of them
     exact: bool  # whether the tokens are those of the document's ids
 
 
@@ -278,7 +279,7 @@ class ServerLM(LM):  # type: ignore[misc]
         for scored in self._answers(asked, "Scoring passages"):
             if scored.exact:
                 nll = np.array(scored.nll)
-                greedy = np.array(scored.greedy)
+                greedy = np.array(scored.greedy) if scored.greedy_is_known else None
                 pairs.append(ScoredTokens(TokenLikelihoods(nll, None, greedy)))
             else:
                 pairs.append((-sum(scored.nll), all(scored.greedy)))
@@ -735,18 +736,21 @@ def _scored(
     # Scoring: each value must be possible, so that a wrong count of the server is noticed.
     nll = []
     greedy = []
+    greedy_is_known = True
     for value, best in zip(values[first:number], top[first:number], strict=True):
         if value is None:
             raise ValueError(f"it gives {value!r} as a log-probability")
         log_probabilities = [] if best is None else list(best.values())
         if sum(math.exp(other) for other in log_probabilities) > 1 + _ROUNDING:
             raise ValueError("it gives probabilities of more than 1 together")
+        if not log_probabilities:
+            greedy_is_known = False
         highest = max(log_probabilities, default=0)
         nll.append(-min(0.0, value))
         greedy.append(best is None or value >= highest - _ROUNDING)
     if not any(nll):
         raise ValueError("it gives log-probabilities that are all 0")
-    return _ScoredPrompt(nll, greedy, exact)
+    return _ScoredPrompt(nll, greedy, greedy_is_known, exact)
 
 
 def _first_after(num_characters: int, whole: str, echoed: str, tokens: Sequence[str]) -> int:

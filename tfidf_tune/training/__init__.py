@@ -18,6 +18,7 @@ from tfidf_tune.training._data import (
 )
 from tfidf_tune.training._entry import recipe
 from tfidf_tune.training._errors import SetupError, TrainingError, setup_errors
+from tfidf_tune.training._hf_files import is_complete_folder
 from tfidf_tune.training._messages import print_advice, print_data
 from tfidf_tune.training._metrics import open_progress
 from tfidf_tune.training._model import (
@@ -30,7 +31,7 @@ from tfidf_tune.training._model import (
     train_adapters_only,
 )
 from tfidf_tune.training._monitor import build_monitor
-from tfidf_tune.training._next_steps import next_steps
+from tfidf_tune.training._next_steps import NextSteps, next_steps
 from tfidf_tune.training._resources import check_resources, format_bytes, print_least_time
 from tfidf_tune.training._resume import TrainState, open_resume
 from tfidf_tune.training._run import Run, milestone_name, open_run
@@ -42,6 +43,7 @@ __all__ = [
     "HFCheckpointer",
     "LoRAFinetuneConfig",
     "LoRASettings",
+    "NextSteps",
     "Run",
     "SetupError",
     "StepBatches",
@@ -63,6 +65,7 @@ __all__ = [
     "count_steps",
     "format_bytes",
     "instantiate",
+    "is_complete_folder",
     "keep_chat_template",
     "load_config",
     "load_model",

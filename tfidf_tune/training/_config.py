@@ -16,10 +16,12 @@ from yaml import YAMLError
 from tfidf_tune._config import (
     OBJECTIVES,
     WEIGHTINGS,
+    WORDS,
     FinetuneConfig,
     LoRAArguments,
     merge_sections,
     read_config,
+    require_word,
     validated,
 )
 from tfidf_tune.training._distributed import is_main_process, started_processes
@@ -41,8 +43,8 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
         name (str): a file, or the name of a config of the package.
         overrides (Sequence[str]): ``key=value`` as on torchtune's command line. Default: none.
             Those that name another component are applied first: keys that the new component does
-            not take are dropped, which is logged. A section with ``_component_`` replaces the whole
-            section.
+            not take are dropped, which is logged, as a warning unless the component was chosen by a
+            word such as ``loss=ce``. A section with ``_component_`` replaces the whole section.
 
     Raises:
         SetupError: If a config does not exist, a file or an override cannot be read, a config is
@@ -50,13 +52,19 @@ def load_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
     """
     content = read_config(name)
     changes = []
+    chosen_by_word: set[str] = set()
     for override in overrides:
-        changes += _with_components(override, content)
+        named = _with_components(override, content)
+        changes += named
+        key, _, value = override.partition("=")
+        if value in WORDS.get(key, ()):
+            chosen_by_word.update(named)
     # A stable order: first those that name a component, "key._component_=name" or "key={...}".
     for change in sorted(
         changes, key=lambda text: "._component_=" not in text and "={" not in text
     ):
-        content = _apply(change, content)
+        level = logging.INFO if change in chosen_by_word else logging.WARNING
+        content = _apply(change, content, level=level)
     return OmegaConf.create(content)
 
 
@@ -69,6 +77,7 @@ def _with_components(override: str, content: dict[str, Any]) -> list[str]:
         return [override]
     if not key or not equals:
         raise SetupError(f"config: overrides must be in the form of key=value, got {override}")
+    require_word(key, value)
     if key == "loss" and value in OBJECTIVES:
         return [f"{part}._component_={component}" for part, component in OBJECTIVES[value].items()]
     section = _look_up(content, key)
@@ -82,8 +91,10 @@ def _with_components(override: str, content: dict[str, Any]) -> list[str]:
     return [f"{key}._component_={value}"]
 
 
-def _apply(override: str, content: dict[str, Any]) -> dict[str, Any]:
-    """Apply ``key=value`` or ``~key``; ``=`` may occur within the value."""
+def _apply(override: str, content: dict[str, Any], *, level: int) -> dict[str, Any]:
+    """Apply ``key=value`` or ``~key``; ``=`` may occur within the value. Dropped keys are logged
+    with this level.
+    """
     source = f"config: {override}"
     key, _, value = override.partition("=")
     if override.startswith("~"):
@@ -101,7 +112,7 @@ def _apply(override: str, content: dict[str, Any]) -> dict[str, Any]:
         below = _look_up(content, section)
         new = _look_up(change, section)
         if section != key:
-            _drop_keys_of_another(below, section, value)
+            _drop_keys_of_another(below, section, value, level=level)
         elif isinstance(below, dict) and isinstance(new, dict) and "_component_" in new:
             below.clear()
         return merge_sections(content, change, source)
@@ -136,7 +147,7 @@ def _value_of(text: str) -> Any:
     return parsed if is_word else text
 
 
-def _drop_keys_of_another(below: Any, section: str, component: str) -> None:
+def _drop_keys_of_another(below: Any, section: str, component: str, *, level: int) -> None:
     """Drop the keys of a section that its new component does not take, in place; log which."""
     if not isinstance(below, dict) or component in ("null", "None", below.get("_component_")):
         return
@@ -150,7 +161,9 @@ def _drop_keys_of_another(below: Any, section: str, component: str) -> None:
     ):
         return
     if is_main_process():
-        _logger.warning(f"config: {section}: {component} takes no {', '.join(dropped)}: left out")
+        _logger.log(
+            level, f"config: {section}: {component} takes no {', '.join(dropped)}: left out"
+        )
     for key in dropped:
         del below[key]
 

@@ -28,6 +28,7 @@ from tfidf_tune.training._distributed import (
     is_main_process,
     print_once,
 )
+from tfidf_tune.training._next_steps import NextSteps, print_left
 
 _SECONDS_FOR_MAIN_PROCESS = 5.0
 # Variables.
@@ -42,10 +43,11 @@ _OF_TORCHRUN = (
 )
 
 
-def recipe(main: Callable[[DictConfig], list[list[str]] | None]) -> Callable[[], None]:
+def recipe(main: Callable[[DictConfig], NextSteps | None]) -> Callable[[], None]:
     """Make a function the entry point of a recipe: ``--config FILE_OR_NAME key=value ...``.
 
-    Commands of ``tfidf-tune`` that it returns, in parts, are run when its memory is free again.
+    Commands of ``tfidf-tune`` that it returns are run when its memory is free again, and then those
+    that are left are printed.
     User-facing errors are reported in one message without a traceback, with the exit code 2 of
     ``tfidf-tune run``. SIGTERM ends the run with exit code 143, Ctrl-C with 130, SIGHUP with 129.
     An error of several processes is reported once. What is returned reads ``sys.argv``; the recipe
@@ -67,7 +69,7 @@ def _say_signal(name: str) -> None:
         print_once(f"ended by {name}")
 
 
-def _run(main: Callable[[DictConfig], list[list[str]] | None]) -> None:
+def _run(main: Callable[[DictConfig], NextSteps | None]) -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument(
         "--config",
@@ -81,7 +83,7 @@ def _run(main: Callable[[DictConfig], list[list[str]] | None]) -> None:
             raise errors.SetupError(
                 f"config: unknown options {', '.join(flags)}: write keys as key=value"
             )
-        commands = main(load_config(options.config, overrides)) or []
+        steps = main(load_config(options.config, overrides)) or NextSteps([], [])
     except Interrupted as request:
         print_once(str(request))
         sys.exit(request.exit_code)
@@ -115,18 +117,19 @@ def _run(main: Callable[[DictConfig], list[list[str]] | None]) -> None:
     # The run is over. Its commands run when its memory is free again.
     if dist.is_initialized():
         dist.destroy_process_group()
-    if commands:
+    if steps.commands:
         gc.collect()
         torch.cuda.empty_cache()
     # A command is a process of its own, not another rank of torchrun's.
     alone = {name: value for name, value in os.environ.items() if not name.startswith(_OF_TORCHRUN)}
-    for command in commands:
+    for command in steps.commands:
         print(f"$ {shlex.join(['tfidf-tune', *command])}", file=sys.stderr, flush=True)
         exit_code = subprocess.run([*OWN_COMMAND, *command], env=alone, check=False).returncode
         if exit_code < 0:  # ended by a signal: -15 becomes 143
             exit_code = 128 - exit_code
         if exit_code:
             sys.exit(exit_code)
+    print_left(steps)
 
 
 def _exit_with_error(message: str) -> NoReturn:

@@ -21,7 +21,12 @@ from torch import Tensor
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from tfidf_tune._files import looks_like_path
+from tfidf_tune._files import (
+    is_hub_unreachable,
+    looks_like_path,
+    not_on_this_machine,
+    require_model_folder,
+)
 from tfidf_tune.models.causal_lm import build_hf
 from tfidf_tune.probe.loading import readable
 from tfidf_tune.training._distributed import is_main_process
@@ -72,7 +77,7 @@ def find_checkpoint(
         )
     if not is_local:
         if looks_like_path(checkpoint_dir):
-            raise FileNotFoundError(f"no such folder {checkpoint_dir}")
+            raise FileNotFoundError(_no_folder(checkpoint_dir))
         patterns = list(_SMALL_FILES)
         if trust_remote_code:
             patterns.append("*.py")
@@ -88,10 +93,36 @@ def find_checkpoint(
     return folder, config, _find_weight_files(folder)
 
 
+def is_complete_folder(checkpoint_dir: str) -> bool:
+    """Return whether a checkpoint is on this machine, and False for an id of the hub, which is not
+    looked up.
+
+    Raises:
+        FileNotFoundError: If it is a path that does not exist, or config or weights are missing.
+        ValueError: If its config cannot be read.
+    """
+    folder = Path(checkpoint_dir).expanduser()
+    if not folder.is_dir() and not looks_like_path(checkpoint_dir):
+        return False
+    if not folder.is_dir():
+        raise FileNotFoundError(_no_folder(checkpoint_dir))
+    read_json(folder / "config.json")
+    _find_weight_files(folder)
+    return True
+
+
+def _no_folder(checkpoint_dir: str) -> str:
+    return f"no such folder {checkpoint_dir}: name the folder of a model, or its id on the hub"
+
+
 def _download(checkpoint_dir: str, revision: str | None, patterns: list[str]) -> Path:
     try:
         return Path(snapshot_download(checkpoint_dir, revision=revision, allow_patterns=patterns))
     except Exception as error:
+        if is_hub_unreachable(error):
+            raise FileNotFoundError(
+                not_on_this_machine(checkpoint_dir, "the folder of a model")
+            ) from error
         raise FileNotFoundError(
             f"{checkpoint_dir} is neither a local folder nor on the hub ({type(error).__name__}: "
             f"{' '.join(str(error).split())})"
@@ -102,6 +133,7 @@ def read_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedC
     """Read a config with transformers' defaults and current names; refuse what
     cannot be trained.
     """
+    require_model_folder(folder)
     if (folder / "adapter_config.json").is_file():
         base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
         raise ValueError(

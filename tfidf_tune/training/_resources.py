@@ -3,6 +3,7 @@ before it begins.
 """
 
 import shutil
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from torchtune.utils import get_world_size_and_rank
 
 from tfidf_tune._config import FinetuneConfig
 from tfidf_tune._files import nearest_folder
+from tfidf_tune._printing import counted
 from tfidf_tune.loss import WeightedCrossEntropyLoss
 from tfidf_tune.models import LoRASettings, dequantize_4bit, is_adapter
 from tfidf_tune.training._checkpointer import HFCheckpointer
@@ -34,7 +36,11 @@ _SAMPLE = 64  # sequences whose lengths are averaged
 # of the matrices that are multiplied
 _LEAST_SIZE = 128
 _LARGEST_SIZE = 8192
-_MEASURED_SECONDS = 0.002
+# Longer than the time for which another process may take a core away: then a product that takes a
+# hundredth of this waits for it each time.
+_MEASURED_SECONDS = 0.05
+_TRIALS = 5  # of each size
+_MOST_SECONDS = 2.0  # of all trials together
 # A matrix, because some optimizers keep less for matrices; large, because others pad.
 _DUMMY_SHAPE = (
     1024,
@@ -170,7 +176,7 @@ def print_least_time(
     and two more for each weight that is trained: 6 billion for a model of a billion weights, all
     trained, so that 100,000 tokens take a minute at 10 TFLOPS.
     """
-    if not is_main_process():
+    if not is_main_process() or num_steps == 0:
         return
     # The tokens, by the mean length of some sequences.
     step_size = max(1, len(dataset) // _SAMPLE)
@@ -187,22 +193,37 @@ def print_least_time(
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     num_trained = sum(parameter.numel() for parameter in trained)
     operations = (4 * _num_weights(model) + 2 * num_trained) * num_tokens
-    seconds = operations / _operations_per_second(run)
+    # At this rate they take a second, and a higher one makes no difference.
+    seconds = operations / _operations_per_second(run, sufficient_rate=operations)
     print_once(f"Time: at least {format_seconds(seconds)}, by the products of matrices alone")
 
 
-def _operations_per_second(run: Run) -> float:
-    """Measure the rate at which the device multiplies matrices of the run's dtype."""
+def _operations_per_second(run: Run, *, sufficient_rate: float) -> float:
+    """Measure the highest rate at which the device multiplies matrices of the run's dtype.
+
+    A trial can take a hundred times as long as the next one if other processes use the cores, so
+    the fastest of a few counts, and the size with the highest rate. A rate that is sufficient ends
+    the measurement.
+    """
     # The largest matrices have the highest rate, but some dtypes take seconds for them on a CPU.
+    end = time.monotonic() + _MOST_SECONDS
+    highest_rate = 0.0
     size = _LEAST_SIZE
     while True:
         matrix = torch.ones(size, size, dtype=run.dtype, device=run.device)
+        # It multiplies twice before each trial.
         timer = Timer(
             "matrix @ matrix", globals={"matrix": matrix}, num_threads=torch.get_num_threads()
         )
         seconds = timer.timeit(1).median
-        if seconds > _MEASURED_SECONDS or size == _LARGEST_SIZE:
-            return 2 * size**3 / seconds
+        for _ in range(_TRIALS - 1):
+            if time.monotonic() > end:
+                break
+            seconds = min(seconds, timer.timeit(1).median)
+        highest_rate = max(highest_rate, 2 * size**3 / seconds)
+        is_long_enough = seconds > _MEASURED_SECONDS or size == _LARGEST_SIZE
+        if is_long_enough or highest_rate >= sufficient_rate or time.monotonic() > end:
+            return highest_rate
         size *= 2
 
 
@@ -214,4 +235,4 @@ def format_seconds(seconds: float) -> str:
             return f"{number:,.0f} {unit}"
         if number >= 2:
             return f"{number:.2g} {unit}"
-    return f"{max(1, round(seconds))} seconds"
+    return counted(max(1, round(seconds)), "second")

@@ -93,36 +93,14 @@ def train_step(
         first_pass (bool): False from the second epoch on, for weightings that count what they have
             seen. Default: True.
     """
-    # Forward and backward. Gradients add up over the mini-batches, sums of metrics with them;
-    # nothing is read from the device here. A mini-batch counts by its share of the tokens: with 300
-    # and 100 tokens in two of them, 3/4 of the first loss and 1/4 of the second are summed.
+    # Loss and gradients of all mini-batches.
+    sums = _accumulate_gradients(
+        model, loss, batches, scaler=scaler, device=device, first_pass=first_pass
+    )
     num_tokens = batches.num_tokens
-    inputs = [data.to_device(batch, device) for batch in batches.batches]
-    sums = torch.zeros(4, device=device)
-    weight_max = torch.zeros(1, device=device)
-    for batch, valid, shape in zip(inputs, batches.num_valid, batches.largest_shapes, strict=True):
-        labels = batch["labels"]
-        documents = {name: batch[name] for name in ("mask", "input_pos") if name in batch}
-        with torch.autocast(device.type, torch.float16, enabled=scaler.is_enabled()):
-            logits = model(batch["tokens"], **documents)
-        token_batch = TokenBatch(
-            labels,
-            batch.get("document_ids"),
-            batch.get(data.UNPADDED_TOKENS),
-            largest_shape=shape,
-            first_pass=first_pass,
-        )
-        terms = loss.terms(logits, token_batch)
-        # Otherwise they would stay complete while the backward pass frees them chunk by chunk.
-        del logits
-        share = valid / max(num_tokens, 1)
-        torch.autograd.backward(scaler.scale(terms.loss * share))
-        losses = (terms.loss.detach() * share, terms.cross_entropy * share)
-        sums += torch.stack([*losses, *weight_sums(terms.weights, labels)])
-        weight_max = torch.maximum(weight_max, terms.weights.max())
 
     # FSDP2 has summed the gradients over the processes; the metrics are summed here.
-    gathered = gather_tensors(torch.cat([sums, weight_max]))
+    gathered = gather_tensors(sums)
     total, cross_entropy, weight_sum, deviations, _ = gathered.sum(0)
 
     # The gradient is scaled back and clipped; its norm is reported as it was before.
@@ -170,6 +148,51 @@ def train_step(
         is_lost=is_lost,
         overflowed=overflowed,
     )
+
+
+def _accumulate_gradients(
+    model: nn.Module,
+    loss: WeightedCrossEntropyLoss,
+    batches: data.StepBatches,
+    *,
+    scaler: torch.amp.GradScaler,
+    device: torch.device,
+    first_pass: bool,
+) -> Tensor:
+    """Add up the gradients of the mini-batches of this process.
+
+    A mini-batch counts by its share of the tokens of all processes: with 300 and 100 tokens in two
+    of them, 3/4 of the first loss and 1/4 of the second are summed. Nothing is read from the device
+    here.
+
+    Returns:
+        Tensor: float32 ``[5]``: objective, cross-entropy, sum and squared deviations of the
+            weights, largest weight; of this process.
+    """
+    sums = torch.zeros(4, device=device)
+    weight_max = torch.zeros(1, device=device)
+    inputs = [data.to_device(batch, device) for batch in batches.batches]
+    for batch, valid, shape in zip(inputs, batches.num_valid, batches.largest_shapes, strict=True):
+        labels = batch["labels"]
+        documents = {name: batch[name] for name in ("mask", "input_pos") if name in batch}
+        with torch.autocast(device.type, torch.float16, enabled=scaler.is_enabled()):
+            logits = model(batch["tokens"], **documents)
+        token_batch = TokenBatch(
+            labels,
+            batch.get("document_ids"),
+            batch.get(data.UNPADDED_TOKENS),
+            largest_shape=shape,
+            first_pass=first_pass,
+        )
+        terms = loss.terms(logits, token_batch)
+        # Otherwise they would stay complete while the backward pass frees them chunk by chunk.
+        del logits
+        share = valid / max(batches.num_tokens, 1)
+        torch.autograd.backward(scaler.scale(terms.loss * share))
+        losses = (terms.loss.detach() * share, terms.cross_entropy * share)
+        sums += torch.stack([*losses, *weight_sums(terms.weights, labels)])
+        weight_max = torch.maximum(weight_max, terms.weights.max())
+    return torch.cat([sums, weight_max])
 
 
 def build_grad_scaler(run: Run) -> torch.amp.GradScaler:
@@ -266,7 +289,7 @@ def train(
             f"{missing} of save_at_percent will not be written: step {resume.step} is done already"
         )
     if resume.step >= total_steps:
-        progress.note(f"all {total_steps} steps are done already")
+        progress.note(f"the run is finished: all {total_steps} steps are done already")
         return
     guard = StepGuard(
         run.device,

@@ -6,10 +6,11 @@ import inspect
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from types import UnionType
+from typing import Any, NamedTuple, Union, get_args, get_origin
 
 from omegaconf import OmegaConf
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchtune.config._errors import InstantiationError
 from torchtune.config._utils import _get_component_from_path
@@ -20,6 +21,8 @@ from tfidf_tune.training._errors import SetupError, setup_errors
 
 DEFAULTS = "# Defaults of arguments that are not set above:\n"
 _PLAIN = (bool, int, float, str, list, tuple, type(None))
+_SWITCHES = {bool, type(None)}
+_NUMBERS = _SWITCHES | {int, float, Tensor}
 
 
 class _Kind(NamedTuple):
@@ -180,7 +183,31 @@ def _check_component(where: str, section: Any, handed_over: Sequence[str] = ()) 
     for name, value in given.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise SetupError(f"config: {where}: {name} is {value!r}, it has to be a finite number")
+        if isinstance(value, str) and name in signature.parameters:
+            needed = _needed_for(signature.parameters[name].annotation)
+            if needed:
+                # As it is written: what an environment variable holds may be secret.
+                written: Any = OmegaConf.to_container(section, resolve=False)
+                raise SetupError(
+                    f"config: {where}: {name} is {written[name]!r}, it has to be {needed}"
+                )
     return find_component(where, path)
+
+
+def _needed_for(annotation: Any) -> str:
+    """Return what an argument has to be if its annotation excludes text for sure, else "".
+
+    ``float | Tensor`` and ``int | None`` need a number; of ``Sequence[int]``, of a class and of an
+    annotation that is a text nothing is known.
+    """
+    kinds = {annotation}
+    if get_origin(annotation) in (Union, UnionType):
+        kinds = set(get_args(annotation))
+    if kinds <= _SWITCHES:
+        return "true or false"
+    if kinds <= _NUMBERS:
+        return "a number"
+    return ""
 
 
 def _parts_of(where: str, section: Any) -> Iterator[tuple[str, Any]]:

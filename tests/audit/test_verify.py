@@ -1,0 +1,216 @@
+"""An audit is planned before its first question, and somebody else recomputes it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from helpers.fakes.tiny_run import write_documents
+
+from tfidf_tune._files import file_sha256
+from tfidf_tune.audit import AuditSpec, audit, verify
+from tfidf_tune.audit._record import _deciding, read_sums, write_sums
+from tfidf_tune.commands.audit import main
+from tfidf_tune.data import embedded_documents
+from tfidf_tune.passages import ProbeSpec
+
+pytestmark = pytest.mark.usefixtures("quick_reports")
+
+
+def spec_of(folder, model, **changes):
+    passages = ProbeSpec(
+        (str(folder / "training.txt"),),
+        controls_source=str(folder / "unseen.txt"),
+        num_targets=12,
+        num_controls=12,
+        block_size=24,
+        sample_by="line",
+    )
+    arguments = {
+        "model": str(model),
+        "passages": passages,
+        "prefix_lengths": (6,),
+        "max_new_tokens": 8,
+        "output_dir": folder / "audit",
+        "limits": "lms=5",
+        "accept_unproven": True,
+    }
+    return AuditSpec(**arguments | changes)
+
+
+@pytest.fixture(scope="module")
+def audited(tiny_checkpoint, tmp_path_factory):
+    """A folder with texts, a model, and its audit."""
+    folder = tmp_path_factory.mktemp("audited")
+    write_documents(folder / "training.txt")
+    unseen = embedded_documents("docstrings_validation")[:60]
+    (folder / "unseen.txt").write_text("\n".join(text.replace("\n", " ") for text in unseen))
+    shutil.copytree(tiny_checkpoint, folder / "model")
+    notes = []
+    result = audit(spec_of(folder, folder / "model"), notes.append)
+    assert any(file_sha256(folder / "audit" / "plan.json") in note for note in notes)
+    assert result.summary["plan"] == file_sha256(folder / "audit" / "plan.json")
+    assert result.root == file_sha256(folder / "audit" / "SHA256SUMS")
+    return folder
+
+
+@pytest.fixture
+def copy(audited, tmp_path):
+    """A copy of the audit alone, as it is given to somebody else."""
+    return Path(shutil.copytree(audited / "audit", tmp_path / "given"))
+
+
+def states(folder):
+    return {check.what: check.state for check in verify(folder).checks}
+
+
+def test_all_is_the_same_for_somebody_else_and_what_needs_the_model_is_said(
+    audited, copy, capsys, monkeypatch
+):
+    assert verify(copy).root == verify(audited / "audit").root
+    found = states(copy)
+    assert [what for what, state in found.items() if state != "same"] == ["likelihoods"]
+    assert {"weights of the model", "texts", "controls and tokenizer"} < found.keys()
+    assert found["24 scores of tfidf_memorization_prefixes, from the answers"] == "same"
+
+    main(["verify", str(copy)])
+    printed = capsys.readouterr().out
+    assert "not checked  likelihoods (they need the model)" in printed
+    assert printed.endswith(f"Root hash, of all files: {verify(copy).root}\n")
+
+    # Without model and texts at hand, the rest is still recomputed.
+    away = audited.with_name("away")
+    audited.rename(away)
+    try:
+        found = states(copy)
+    finally:
+        away.rename(audited)
+    assert "changed" not in found.values()
+    assert found["weights of the model"] == found["texts"] == "not checked"
+    assert found["figures, tables and page, from the scores"] == "same"
+
+
+def test_one_changed_byte_of_any_file_is_found(copy):
+    names = [*read_sums(copy), "SHA256SUMS"]
+    assert {"plan.json", "probe.jsonl", "passages.json", "report/index.html"} < {*names}
+    assert any(name.startswith("evaluation/") for name in names)
+    for name in names:
+        content = (copy / name).read_bytes()
+        changed = bytearray(content or b"figures are not drawn in tests")
+        changed[len(changed) // 2] ^= 1
+        (copy / name).write_bytes(changed)
+        try:
+            is_found = bool(verify(copy).changed)
+        except ValueError:  # the list of hashes itself cannot be read
+            is_found = name == "SHA256SUMS"
+        assert is_found, name
+        (copy / name).write_bytes(content)
+    assert not verify(copy).changed
+    (copy / "report" / "report.md").unlink()
+    with pytest.raises(SystemExit, match="not as the audit left it: .* files of the audit"):
+        main(["verify", str(copy)])
+    (copy / "SHA256SUMS").unlink()
+    with pytest.raises(ValueError, match="has no SHA256SUMS: name the folder of an audit"):
+        main(["verify", str(copy)])
+
+
+def edit(file, change):
+    file.write_text("".join(map(change, file.read_text().splitlines(keepends=True))))
+
+
+def with_another_score(line):
+    entry = json.loads(line)
+    entry["doc"]["sample"]["lms"] += 1
+    return json.dumps(entry) + "\n"
+
+
+FORGERIES = {
+    "24 scores of tfidf_memorization_prefixes, from the answers": lambda folder: edit(
+        next(folder.rglob("samples_tfidf_memorization_prefixes_*")), with_another_score
+    ),
+    "figures, tables and page, from the scores": lambda folder: edit(
+        folder / "report" / "audit.json", lambda line: line.replace('"value": 0.0', '"value": 0.1')
+    ),
+    "plan.json, by its hash in audit.json": lambda folder: edit(
+        folder / "plan.json", lambda line: line.replace("lms=5", "lms=6")
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FORGERIES)
+def test_who_changes_a_file_and_its_hash_is_found_by_computing_again(what, copy):
+    root = verify(copy).root
+    FORGERIES[what](copy)
+    assert write_sums(copy) != root
+    assert states(copy)[what] == "changed"
+
+
+def test_texts_and_weights_of_another_content_are_found(audited, copy, tmp_path):
+    for name, what in (
+        ("training.txt", "texts"),
+        ("unseen.txt", "controls and tokenizer"),
+        ("model/config.json", "weights of the model"),
+    ):
+        content = (audited / name).read_bytes()
+        (audited / name).write_bytes(content + b" ")
+        assert states(copy)[what] == "changed"
+        (audited / name).write_bytes(content)
+    (copy / "mine.txt").write_text("of the reader")
+    found = verify(copy)
+    assert not found.changed
+    assert ("1 file beside them", "not checked", "mine.txt") in found.checks
+
+
+def test_a_changed_plan_is_another_audit(audited, copy):
+    def again(**changes):
+        return audit(spec_of(audited, audited / "model", output_dir=copy, **changes))
+
+    plan = (copy / "plan.json").read_bytes()
+    for changes, what in (
+        ({"limits": "lms=6"}, 'limits was "lms=5", is "lms=6"'),
+        ({"max_new_tokens": 9}, "rules.max_new_tokens was 8, is 9"),
+        ({"attacks": ("greedy", "truncated")}, "attacks was "),
+    ):
+        with pytest.raises(ValueError, match=f"is the audit of another plan: {what}"):
+            again(**changes)
+    assert (copy / "plan.json").read_bytes() == plan
+    assert not verify(copy).changed
+    assert again().summary["plan"] == file_sha256(copy / "plan.json")
+    assert not verify(copy).changed, "the same plan is asked again"
+    assert again(limits="lms=6", overwrite=True).summary["limits"][0]["limit"] == 6
+    assert not verify(copy).changed
+
+
+def test_the_plan_is_there_before_the_first_question(audited, tmp_path, monkeypatch):
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tfidf_tune.tasks.evaluation.evaluate", killed)
+    spec = spec_of(audited, audited / "model", output_dir=tmp_path / "out")
+    with pytest.raises(KeyboardInterrupt):
+        audit(spec)
+    plan = json.loads((tmp_path / "out" / "plan.json").read_text())
+    assert plan["attacks"][0]["name"] == "greedy"
+    assert plan["limits"] == "lms=5"
+    assert not (tmp_path / "out" / "SHA256SUMS").exists()
+    # Nothing was answered: another plan may take its place.
+    spec = spec_of(audited, audited / "model", output_dir=tmp_path / "out", limits="lms=4")
+    with pytest.raises(KeyboardInterrupt):
+        audit(spec)
+    assert json.loads((tmp_path / "out" / "plan.json").read_text())["limits"] == "lms=4"
+
+
+def test_a_plan_has_no_secret_and_nothing_of_the_connection():
+    given = {
+        "model": "m",
+        "tokenizer": "t",
+        "timeout": 6.0,
+        "token": "hf_abc",
+        "hub_api_key": "sk-1",
+    }
+    assert _deciding(given) == {
+        "model": "m",
+        "tokenizer": "t",
+        "token": "(not recorded)",
+        "hub_api_key": "(not recorded)",
+    }

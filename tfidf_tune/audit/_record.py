@@ -1,0 +1,199 @@
+"""What an audit records of itself, so that somebody else can recompute it: the plan before the
+first question, and hashes of all files after the last answer.
+"""
+
+import json
+import platform
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tfidf_tune import _files
+from tfidf_tune._checks import differences
+from tfidf_tune.audit._choosing import Note
+from tfidf_tune.audit._plan import Plan
+from tfidf_tune.probe.positive_control import LEAST_SHARE_READ, MOST_P_VALUE
+from tfidf_tune.results.intervals import NUM_RESAMPLES, SEED
+
+if TYPE_CHECKING:
+    from tfidf_tune.passages import Passage
+
+PLAN = "plan.json"
+SUMS = "SHA256SUMS"
+"""In the folder of an audit, the hashes of its files, as ``sha256sum --check`` reads them."""
+UNFINISHED = "unfinished"
+PROBE_FILE = "probe.jsonl"
+"""In the folder of an audit, the passages that it has chosen."""
+_PLAN_VERSION = "1.0"
+# Of a server: how it is asked, not what.
+_OF_THE_CONNECTION = (
+    "api_key_variable",
+    "num_concurrent",
+    "requests_per_minute",
+    "timeout",
+    "max_retries",
+)
+_SECRET = re.compile("token$|key|secret|password", re.IGNORECASE)
+_PACKAGES = ("tfidf_tune", "torch", "transformers", "peft", "lm_eval", "numpy", "pandas")
+
+
+def write_plan(plan: Plan, passages: "Sequence[Passage]", note: Note) -> str:
+    """Write ``plan.json`` before the first question, and return its SHA-256.
+
+    An audit goes on in a folder, or is made again there, only by the plan that the folder has.
+
+    Raises:
+        ValueError: If the folder has another plan, unless the audit overwrites.
+    """
+    folder = plan.spec.folder
+    file = folder / PLAN
+    content = planned(plan, passages)
+    is_asked = (folder / "evaluation").is_dir() or (folder / UNFINISHED).is_dir()
+    if file.is_file() and is_asked and not plan.spec.overwrite:
+        before = json.loads(file.read_text(encoding="utf-8"))
+        changed = differences(before, content)
+        if changed:
+            raise ValueError(
+                f"{folder} is the audit of another plan: {'; '.join(changed)}. Name "
+                "another --output-dir, or replace that audit by --overwrite; to judge its answers "
+                "by other limits: tfidf-tune probe audit --results"
+            )
+    else:
+        with _files.atomic_file(file) as temporary:
+            text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+            temporary.write_text(text, encoding="utf-8")
+    sha256 = _files.file_sha256(file)
+    note(f"Plan, before the first question: {file}, SHA-256 {sha256}.")
+    return sha256
+
+
+def planned(plan: Plan, passages: "Sequence[Passage]") -> dict[str, Any]:
+    """Return the content of ``plan.json``: all that decides about the result, JSON data."""
+    spec = plan.spec
+    kinds = [passage.kind for passage in passages]
+    attacks = [asdict(attack) for attack in plan.affordable(len(passages))]
+    for attack in attacks:
+        attack["name"] = attack["name"] or "greedy"
+    content = {
+        "schema_version": _PLAN_VERSION,
+        "headline": {
+            "recitation": "passages that are recited further than unseen text, by the longest "
+            "memorized substring of each over all prompts and attacks",
+            "membership": "AUC of the loss",
+        },
+        "model": {
+            "name": spec.model,
+            "backend": plan.model_name,
+            "arguments": _deciding(plan.model_args),
+            "files": _hashes_of_models([*plan.model_args.values()]),
+        },
+        "reference": {
+            "name": spec.reference,
+            "files": _hashes_of_models([spec.reference]),
+        },
+        "tokenizer": plan.tokenizer,
+        "passages": {
+            "targets": kinds.count("target"),
+            "controls": kinds.count("control"),
+            "file": PROBE_FILE if plan.chosen is not None else str(plan.probe_file.resolve()),
+            "sha256": _files.file_sha256(plan.probe_file),
+            "chosen_from": chosen_from(plan.probe_file, plan.record),
+        },
+        "attacks": attacks,
+        "rules": {**plan.settings, "stopping": "after max_new_tokens, or at EOS of a server"},
+        "limits": spec.limits,
+        "accept_unanswered": spec.accept_unanswered,
+        "accept_unproven": spec.accept_unproven,
+        "show_passages": spec.show_passages,
+        "intervals": {
+            "method": "percentile bootstrap over passages",
+            "resamples": NUM_RESAMPLES,
+            "seed": SEED,
+        },
+        "positive_control": {"largest_p": MOST_P_VALUE, "least_share_read": LEAST_SHARE_READ},
+        "versions": _versions(),
+    }
+    # Tuples become lists, as in the file.
+    normalized: dict[str, Any] = json.loads(json.dumps(content))
+    return normalized
+
+
+def _deciding(model_args: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a model that decide about its answers, without secrets."""
+    return {
+        name: "(not recorded)" if _SECRET.search(name) else value
+        for name, value in model_args.items()
+        if name not in _OF_THE_CONNECTION
+    }
+
+
+def chosen_from(probe_file: Path, record: Path) -> dict[str, Any] | None:
+    """Return what passages were chosen from, which an audit records beside them; None for a probe
+    file of somebody else.
+    """
+    if probe_file.parent != record.parent or not record.is_file():
+        return None
+    recorded: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
+    return recorded
+
+
+def _hashes_of_models(names: Sequence[Any]) -> dict[str, str]:
+    """Return the SHA-256 of each file of those names that are folders."""
+    hashes = {}
+    for name in names:
+        if not isinstance(name, str) or not Path(name).is_dir():
+            continue
+        for file in sorted(Path(name).iterdir()):
+            if file.is_file():
+                hashes[str(file)] = _files.file_sha256(file)
+    return hashes
+
+
+def _versions() -> dict[str, str]:
+    installed = {package: version(package) for package in _PACKAGES if find_spec(package)}
+    return {"python": platform.python_version(), **installed}
+
+
+def write_sums(folder: Path) -> str:
+    """Write the hashes of all files of an audit to ``SHA256SUMS``, and return the hash of that
+    file: it stands for all of them.
+    """
+    lines = [f"{_files.file_sha256(folder / name)}  {name}\n" for name in recorded_files(folder)]
+    with _files.atomic_file(folder / SUMS) as temporary:
+        temporary.write_text("".join(lines), encoding="utf-8")
+    return _files.file_sha256(folder / SUMS)
+
+
+def read_sums(folder: Path) -> dict[str, str]:
+    """Return the hash of each file by its name.
+
+    Raises:
+        ValueError: If the file is missing, or a line is not a hash and a name.
+    """
+    file = folder / SUMS
+    if not file.is_file():
+        raise ValueError(
+            f"{folder} has no {SUMS}: name the folder of an audit that tfidf-tune audit completed"
+        )
+    sums = {}
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        sha256, separator, name = line.partition("  ")
+        if len(sha256) != 64 or not separator or not name:
+            raise ValueError(f"{file}, line {number}: {line[:80]!r} is not a SHA-256 and a name")
+        sums[name] = sha256
+    return sums
+
+
+def recorded_files(folder: Path) -> list[str]:
+    """Return the names of the files that belong to an audit, relative to its folder, in order."""
+    names = []
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        is_temporary = any(_files.is_leftover(Path(part)) for part in name.parts)
+        if path.is_file() and not is_temporary and name.parts[0] not in (SUMS, UNFINISHED):
+            names.append(name.as_posix())
+    return names

@@ -1,0 +1,248 @@
+"""An audit is recomputed by somebody else: every hash from the files at hand, every score from the
+stored answers, every figure from the scores.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass, fields
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, NamedTuple
+
+from tfidf_tune import _files
+from tfidf_tune._checks import differences
+from tfidf_tune._printing import counted
+from tfidf_tune.audit._judging import judge
+from tfidf_tune.audit._measures import Bound, parse_bounds
+from tfidf_tune.audit._record import PLAN, PROBE_FILE, SUMS, read_sums, recorded_files
+from tfidf_tune.passages import read_probe_file
+from tfidf_tune.probe.sample_fields import POSITIVE_CONTROL
+
+_SHOWN = 3  # of the differences that a check names
+
+
+class Check(NamedTuple):
+    """What was compared: the ``state`` is "same", "changed", or "not checked"."""
+
+    what: str
+    state: Literal["same", "changed", "not checked"]
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The checks of an audit, and the hash that stands for all of its files."""
+
+    checks: list[Check]
+    root: str
+
+    @property
+    def changed(self) -> list[str]:
+        """What is not as the audit left it."""
+        return [check.what for check in self.checks if check.state == "changed"]
+
+
+def verify(folder: str | Path) -> Verification:
+    """Recompute an audit from its folder.
+
+    Args:
+        folder (str | Path): the output folder of ``tfidf-tune audit``.
+
+    Returns:
+        Verification: files by their hashes; the plan by the hash in the report; scores of
+            continuations from the stored answers; all figures and the page from the scores, with
+            the seeds of their intervals; texts, controls, tokenizer and weights by the hashes in
+            the plan, where they are at hand. Likelihoods need the model, and are not computed
+            again.
+
+    Raises:
+        ValueError: If the folder is no completed audit.
+    """
+    folder = Path(folder).expanduser()
+    sums = read_sums(folder)
+    root = _files.file_sha256(folder / SUMS)
+    checks = [*_files_of(folder, sums)]
+    if any(check.state == "changed" for check in checks):
+        return Verification(checks, root)
+    plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+    summary = json.loads((folder / "report" / "audit.json").read_text(encoding="utf-8"))
+    checks.append(_plan(folder, summary))
+    checks += _answers(folder / summary["evaluation"])
+    checks.append(_report(folder, plan, summary))
+    checks += _inputs(folder, plan)
+    return Verification(checks, root)
+
+
+def _files_of(folder: Path, sums: dict[str, str]) -> Iterator[Check]:
+    """Compare the files of the folder with their hashes."""
+    changed = []
+    for name, sha256 in sums.items():
+        if not (folder / name).is_file():
+            changed.append(f"{name} is missing")
+        elif _files.file_sha256(folder / name) != sha256:
+            changed.append(f"{name} has other content")
+    what = f"{counted(len(sums), 'file')} of the audit"
+    yield _compared(what, changed)
+    added = [name for name in recorded_files(folder) if name not in sums]
+    if added:
+        yield Check(f"{counted(len(added), 'file')} beside them", "not checked", _some(added))
+
+
+def _plan(folder: Path, summary: dict[str, Any]) -> Check:
+    is_same = _files.file_sha256(folder / PLAN) == summary["plan"]
+    changed = [] if is_same else [f"audit.json follows from the plan {summary['plan'][:16]}"]
+    return _compared(f"{PLAN}, by its hash in audit.json", changed)
+
+
+def _answers(evaluated: Path) -> Iterator[Check]:
+    """Score the stored answers again."""
+    from tfidf_tune.tasks import memorization, positive_control
+
+    score_again: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
+        "tfidf_memorization_prefixes": (memorization.process_results, ("sample",)),
+        POSITIVE_CONTROL: (positive_control.process_results, ("num_read", "generated_text")),
+    }
+    for task, (process, names) in score_again.items():
+        for file in sorted(evaluated.rglob(f"samples_{task}_2*.jsonl")):
+            yield _scored_again(file, task, process, names)
+    yield Check("likelihoods", "not checked", "they need the model")
+
+
+def _scored_again(
+    file: Path, task: str, process: Callable[..., Any], names: tuple[str, ...]
+) -> Check:
+    lines = file.read_text(encoding="utf-8").splitlines()
+    what = f"{counted(len(lines), 'score')} of {task}, from the answers"
+    changed = []
+    for number, line in enumerate(lines, start=1):
+        entry = json.loads(line)
+        scored = deepcopy(entry["doc"])
+        try:
+            process(scored, entry["filtered_resps"])
+        except OSError as error:
+            return Check(what, "not checked", f"the tokenizer is not here ({error})"[:200])
+        scores = [(name, _comparable(scored[name])) for name in names]
+        for name, score in scores:
+            if score != _comparable(entry["doc"][name]):
+                changed += [f"line {number}: {name}"]
+    return _compared(what, changed)
+
+
+def _comparable(value: Any) -> Any:
+    """Return a score as JSON data, without what the text of an answer does not say."""
+    if isinstance(value, dict):
+        value = {name: each for name, each in value.items() if name != "unanswered"}
+    return json.loads(json.dumps(value))
+
+
+def _report(folder: Path, plan: dict[str, Any], summary: dict[str, Any]) -> Check:
+    """Make the report again, and compare its files."""
+    what = "figures, tables and page, from the scores"
+    probe_file = _probe_file(folder, plan)
+    if probe_file is None:
+        return Check(what, "not checked", f"{plan['passages']['file']} is not here")
+    with TemporaryDirectory() as temporary:
+        made = Path(temporary) / "report"
+        judge(
+            folder / summary["evaluation"],
+            made,
+            _bounds(plan),
+            accept_unanswered=plan["accept_unanswered"],
+            accept_unproven=plan["accept_unproven"],
+            show_passages=plan["show_passages"],
+            inputs=summary["inputs"],
+            recorded={"plan": summary["plan"], "evaluation": summary["evaluation"]},
+            date=summary["date"],
+            passages=read_probe_file(probe_file),
+        )
+        again = json.loads((made / "audit.json").read_text(encoding="utf-8"))
+        changed = differences(summary, again)
+        for path in sorted(made.rglob("*")):
+            name = path.relative_to(made)
+            if path.is_file() and path.read_bytes() != _content(folder / "report" / name):
+                changed.append(f"report/{name.as_posix()}")
+    return _compared(what, changed)
+
+
+def _bounds(plan: dict[str, Any]) -> list[Bound]:
+    if plan["limits"] is None:
+        return []
+    return parse_bounds(
+        plan["limits"],
+        accept_unanswered=plan["accept_unanswered"],
+        accept_unproven=plan["accept_unproven"],
+    )
+
+
+def _probe_file(folder: Path, plan: dict[str, Any]) -> Path | None:
+    """Return the file of the passages; None if it was there before the audit, and is not here."""
+    file = folder / plan["passages"]["file"]  # as it is, if it is a complete path
+    is_here = file.is_file() and _files.file_sha256(file) == plan["passages"]["sha256"]
+    return file if is_here else None
+
+
+def _content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None
+
+
+def _inputs(folder: Path, plan: dict[str, Any]) -> Iterator[Check]:
+    """Compare hashes of the plan with what is at hand."""
+    for role in ("model", "reference"):
+        hashes = plan[role]["files"]
+        if hashes:
+            yield _hashed_files(f"weights of the {role}", hashes)
+        elif plan[role]["name"]:
+            yield Check(
+                f"weights of the {role}", "not checked", f"{plan[role]['name']} is not a folder"
+            )
+    chosen = plan["passages"]["chosen_from"]
+    if chosen is None:
+        yield Check(
+            "texts", "not checked", "the passages are of a probe file that was there before"
+        )
+        return
+    yield _hashed_files("texts", chosen["texts"])
+    yield _chosen_again(folder, plan, chosen)
+
+
+def _hashed_files(what: str, hashes: dict[str, str]) -> Check:
+    changed = []
+    missing = []
+    for name, sha256 in hashes.items():
+        if not Path(name).is_file():
+            missing.append(name)
+        elif _files.file_sha256(Path(name)) != sha256:
+            changed.append(f"{name} has other content")
+    if missing and not changed:
+        return Check(what, "not checked", f"not here: {_some(missing)}")
+    return _compared(what, changed)
+
+
+def _chosen_again(folder: Path, plan: dict[str, Any], chosen: dict[str, Any]) -> Check:
+    """Compare what the passages were chosen from: controls, tokenizer and options."""
+    from tfidf_tune.data import hf_tokenizer
+    from tfidf_tune.passages import ProbeSpec
+    from tfidf_tune.passages.choosing import search_arguments
+
+    what = "controls and tokenizer"
+    options = {field.name: chosen[field.name] for field in fields(ProbeSpec)}
+    options["sources"] = tuple(options["sources"])
+    if isinstance(options["held_out"], dict):  # the record has its hash, too
+        options["held_out"] = options["held_out"]["file"]
+    try:
+        now = search_arguments(hf_tokenizer(plan["tokenizer"]), ProbeSpec(**options))
+    except (OSError, ValueError) as error:
+        return Check(what, "not checked", str(error)[:200])
+    now["probe_file"] = _files.file_sha256(folder / PROBE_FILE)
+    return _compared(what, differences(chosen, json.loads(json.dumps(now))))
+
+
+def _compared(what: str, changed: list[str]) -> Check:
+    return Check(what, "changed", _some(changed)) if changed else Check(what, "same")
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:_SHOWN])
+    more = len(names) - _SHOWN
+    return f"{shown} and {more:,} more" if more > 0 else shown
