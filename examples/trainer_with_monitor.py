@@ -54,7 +54,7 @@ def main() -> None:
         texts = canaries.inject(texts, column="text")
         canaries.write_probe_file(f"{folder}/probe.jsonl")
         rows = texts.map(
-            lambda row: tokenizer(row["text"], truncation=True, max_length=64),
+            lambda row: tokenizer(row["text"], truncation=True, max_length=72),
             remove_columns="text",
         )
         args = TrainingArguments(
@@ -85,6 +85,7 @@ def main() -> None:
             max_new_tokens=32,
         )
         trainer.add_callback(monitor)
+        print(canaries.check(trainer))
         trainer.train()
     print("Longest run of tokens recited, of 32:\nstep   canaries   controls")
     for entry in trainer.state.log_history:

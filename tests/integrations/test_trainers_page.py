@@ -73,9 +73,14 @@ def test_trainers(names, heading, stock, weighted):
     assert all(entry["weight_std"] > 0 for entry in logs_of(given["trainer"]))
 
 
-def test_canaries_with_the_monitor(names):
-    given = names(SFTTrainer) | {"SFTTrainer": SFTTrainer}
+def test_canaries_with_the_monitor(names, capsys):
+    # Two steps of half of the 216 rows: the check wants a whole epoch.
+    given = names(SFTTrainer, per_device_train_batch_size=108) | {"SFTTrainer": SFTTrainer}
     exec(snippet("trainers.md", "Canaries"), given)
+    assert "20 canaries arrive: 200 of 200 insertions in 2 batches" in capsys.readouterr().out
+    code = snippet("trainers.md", "Canaries", number=1)
+    exec(code, given | {"loader": given["trainer"].get_train_dataloader()})
+    assert "200 of 200 insertions" in capsys.readouterr().out
     given["trainer"].train()
 
     measured = [

@@ -2,12 +2,14 @@
 evaluation.
 """
 
+from tfidf_tune.passages.arrival import CanaryCheck
 from tfidf_tune.passages.canaries import InjectedCanaries
 from tfidf_tune.passages.choosing import MadeProbe, make_probe
 from tfidf_tune.passages.probe_file import Passage, read_probe_file, write_probe_file
 from tfidf_tune.passages.probe_spec import ProbeSpec
 
 __all__ = [
+    "CanaryCheck",
     "InjectedCanaries",
     "MadeProbe",
     "Passage",

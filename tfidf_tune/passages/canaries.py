@@ -5,23 +5,38 @@ Inserted text is compared with text drawn in the same way but not inserted
 (https://arxiv.org/abs/1802.08232).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfidf_tune._checks import check_at_least
+from tfidf_tune._checks import check_at_least, require_number
 from tfidf_tune._tokenizer import HFTokenizer, check_fits_model, encode_texts
 from tfidf_tune.corpus.sources import EMBEDDED, embedded_documents
+from tfidf_tune.passages.arrival import (
+    CanaryCheck,
+    CanarySearch,
+    Circumstances,
+    Seen,
+    batches_of_first_epoch,
+    check_gradient,
+    check_seen,
+    circumstances_of,
+    is_sharded,
+    length_of,
+    search_batches,
+    unchanged_random_state,
+)
 from tfidf_tune.passages.copies import draw_slots
 from tfidf_tune.passages.probe_file import Passage, PassageDraft, make_passages, write_probe_file
 from tfidf_tune.passages.stretches import SHARED_TOKENS, WindowChooser, join_documents
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase, Trainer
 
 
 class InjectedCanaries:
@@ -66,6 +81,7 @@ class InjectedCanaries:
         >>> canaries = InjectedCanaries(tokenizer, num_targets=20, repeats=10, seed=0)
         >>> train_dataset = canaries.inject(dataset, column="text")
         >>> canaries.write_probe_file("probe.jsonl")
+        >>> print(canaries.check(trainer))  # before trainer.train()
     """
 
     def __init__(
@@ -92,6 +108,7 @@ class InjectedCanaries:
         check_at_least(0, num_controls=num_controls, seed=seed)
         check_at_least(2, block_size=block_size)
         self._tokenizer = HFTokenizer(tokenizer, max_seq_len=tokenizer.model_max_length)
+        self._special_ids = list(tokenizer.all_special_ids)
         length = {"block_size": block_size}
         if texts is not None:
             lengths = [len(ids) for ids in encode_texts(self._tokenizer, texts)]
@@ -182,6 +199,128 @@ class InjectedCanaries:
         if not self.passages:
             raise ValueError("there are no canaries yet: call inject() before write_probe_file()")
         write_probe_file(path, self.passages)
+
+    def check(self, trainer: "Trainer", *, loss_share: float = 1.0) -> CanaryCheck:
+        """Check before training that a trainer learns the targets, and that no control is in its
+        data.
+
+        The batches that the trainer makes for its first epoch are read once, without the model, up
+        to the last one that it trains on: packed, truncated and with labels as they are in
+        training. Then the model computes the gradient of one target. Training is not changed by it:
+        random states are put back, and gradients are not kept. With several processes all of them
+        have to call this, and what they see is added up.
+
+        Args:
+            trainer (Trainer): a ``Trainer`` of transformers, or one derived from it, such as TRL's
+                ``SFTTrainer``, before ``train()``.
+            loss_share (float): least share of a target's tokens that have loss. Less than 1 is for
+                data collators that leave tokens out on purpose. Default: 1.0
+
+        Returns:
+            CanaryCheck: what was seen; can be printed.
+
+        Raises:
+            ValueError: If a target arrives less often than it was inserted, because it is left out,
+                cut, split over rows or has other token ids; if it gets no loss, or no trainable
+                parameter a gradient from it; if a control is in the data; if labels are shifted
+                already; or if the data are a stream that cannot be read twice.
+        """
+        search = self._search(loss_share)
+        with unchanged_random_state():
+            loader = trainer.get_train_dataloader()
+            num_batches, length = batches_of_first_epoch(trainer, loader)
+            search_batches(search, loader, num_batches, may_be_shifted=False)
+            seen = search.seen
+            if trainer.args.world_size > 1:
+                from accelerate.utils import gather_object
+
+                first, *others = gather_object([seen])
+                seen = first
+                for other in others:
+                    seen.merge(other)
+            circumstances = circumstances_of(trainer, num_batches, length)
+            check_seen(self.passages, seen, circumstances, loss_share)
+            model: Any = trainer.model
+            if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+                model = None  # train() distributes its weights, which are not complete before
+            return self._result(seen, model, trainer.accelerator.autocast())
+
+    def check_batches(
+        self,
+        batches: Iterable[Mapping[str, Any]],
+        *,
+        model: Any = None,
+        max_batches: int | None = None,
+        loss_share: float = 1.0,
+    ) -> CanaryCheck:
+        """Check the batches of a training loop of your own, as :meth:`check` does those of a
+        trainer.
+
+        Args:
+            batches (Iterable[Mapping[str, Any]]): the batches of one epoch, of all processes: a
+                data loader, say, whose random state is put back. Each has ``input_ids`` and
+                ``labels``, shifted or not; ``attention_mask`` and ``position_ids`` are used if
+                there are any.
+            model (Any): the model, if its gradient is to be checked, before FSDP or DeepSpeed
+                wraps it. Default: None
+            max_batches (int | None): batches to read at most; needed if ``batches`` has no length,
+                as a stream. Default: None, all
+            loss_share (float): as for :meth:`check`. Default: 1.0
+
+        Returns:
+            CanaryCheck: what was seen; can be printed.
+
+        Raises:
+            ValueError: As :meth:`check`, and if ``batches`` has no length and ``max_batches`` is
+                None.
+        """
+        search = self._search(loss_share)
+        if max_batches is not None:
+            check_at_least(1, max_batches=max_batches)
+        elif length_of(batches) is None:
+            raise ValueError(
+                f"batches is a {type(batches).__name__} without a length, which may never end: "
+                "set max_batches to the number of batches of an epoch"
+            )
+        with unchanged_random_state():
+            search_batches(search, batches, max_batches, may_be_shifted=True)
+            check_seen(self.passages, search.seen, Circumstances(), loss_share)
+            return self._result(search.seen, model, nullcontext())
+
+    def _search(self, loss_share: float) -> CanarySearch:
+        """Check the state and the argument of a check, and begin it."""
+        if not self.passages:
+            raise ValueError("there are no canaries yet: call inject() before a check")
+        require_number(
+            "loss_share",
+            loss_share,
+            0,
+            1,
+            "it is the least share of a target's tokens that have loss",
+            positive=True,
+        )
+        return CanarySearch(self.passages, self._special_ids)
+
+    def _result(self, seen: Seen, model: Any, context: AbstractContextManager[Any]) -> CanaryCheck:
+        """Check the gradient if there is a model, and sum up."""
+        num_trainable = None
+        num_with_gradient = None
+        if model is not None and not is_sharded(model):
+            num_trainable, num_with_gradient = check_gradient(model, self.passages[0], context)
+        num_targets = len(self._repeats)
+        tokens_with_loss = {}
+        for passage, sightings in zip(self.passages[:num_targets], seen.canaries, strict=False):
+            tokens_with_loss[passage.id] = sightings.fewest_with_loss or 0
+        return CanaryCheck(
+            num_targets=num_targets,
+            num_controls=self._num_canaries - num_targets,
+            num_batches=seen.num_batches,
+            num_inserted=sum(passage.num_injections for passage in self.passages),
+            num_seen=sum(sightings.num_whole for sightings in seen.canaries),
+            tokens_with_loss=tokens_with_loss,
+            num_trainable=num_trainable,
+            num_with_gradient=num_with_gradient,
+        )
 
     def _draw(self, dataset: "Dataset", column: str) -> list[str]:
         """Draw canaries that the column does not contain, in random order."""
