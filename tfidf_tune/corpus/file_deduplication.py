@@ -110,10 +110,8 @@ def move_written(written: Path, output: Path, last: str) -> None:
     """Move the files that were written, also those in folders, to the output, and the file named
     ``last`` after all others.
     """
-    files = []
-    for path in sorted(written.rglob("*")):
-        if path.is_file() and not is_leftover(path):  # of a killed task
-            files.append(path)
+    paths = sorted(written.rglob("*"))
+    files = [path for path in paths if path.is_file() and not is_leftover(path)]  # of a killed task
     for file in sorted(files, key=lambda file: file.name == last):
         target = output / file.relative_to(written)
         if target.exists() and not cmp(file, target, shallow=False):
