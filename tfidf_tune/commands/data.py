@@ -255,7 +255,6 @@ def _holdout(options: argparse.Namespace) -> None:
     from tfidf_tune.data.learned_text import has_conversations, learned_texts
 
     output = options.output.expanduser()
-    require_writable("OUT", output)
     read: ReadTexts | None = None
     if options.column == "text" and any(map(has_conversations, tasks_of(options.sources))):
         say(_IS_CHAT, file=sys.stderr)

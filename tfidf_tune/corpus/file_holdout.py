@@ -180,13 +180,13 @@ def hold_out_documents(
             "method is none: near copies have to be found, so that no copy of a document that is "
             "held out is trained on; set it to exact or minhash"
         )
+    bands_of(deduplication, COST_OF_MISSED)  # refuses a threshold that is too high
     output = output.resolve()
     _require_apart(sources, output)
     recorded_column = None if read else column
     read = read or partial(texts_of_rows, column=column, sample_by=sample_by)
     hashes = content_hashes(sources)
     files = list(hashes)
-    _require_documents(files, read, share)
     settings: dict[str, Any] = {
         "seed": seed,
         "share": share,
@@ -196,6 +196,7 @@ def hold_out_documents(
         **asdict(deduplication),
     }
     with resumable_output(output, {"files": hashes, **settings}, last=MANIFEST) as work:
+        _require_documents(files, read, share)
         runner = runner or TaskRunner()
         read = partial(_texts, read)
         clusters = find_copies(
