@@ -119,9 +119,10 @@ def hold_out_documents(
     *The coin* is tossed for each group by :func:`~tfidf_tune.corpus.holdout.is_held_out`, a hash of
     the seed and of the text. There are no quotas, also not for groups of one size: with a quota,
     the side of a group would depend on all other groups. So the share that is held out varies by
-    chance, and texts that are added later do not change the side of a group, unless they join it
-    and have the least hash of its texts, or make it larger than ``largest_group``. If n different
-    texts were in the group, a new one has the least hash with the probability 1 / (n + 1).
+    chance, and texts that are added later do not change the side of a group, unless a text joins it
+    and has the least hash of its texts, connects it with another group, or makes it larger than
+    ``largest_group``. If n different texts were in the group, a new one has the least hash with the
+    probability 1 / (n + 1).
 
     *The cut.* For a group of more than ``largest_group`` documents no coin is tossed: all of it is
     trained on, and the manifest counts it. Dividing the group instead would leave near copies
@@ -138,6 +139,7 @@ def hold_out_documents(
     targets of an audit, because nothing that is held out is comparable. By default
     ``largest_group`` is 1 % of the documents, at least 10 and at most 1,000: no toss moves more of
     the text than that, and a longer chain is rather a template that connects different documents.
+    This limit may grow with texts that are added; a number that is given does not.
 
     Documents without text, also those of white space, are trained on without a coin. Rows of JSON
     lines stay byte for byte, others become JSON.
@@ -242,17 +244,17 @@ def _require_documents(files: Sequence[str], read: ReadTexts, share: float) -> N
     number = 0
     for file in files:
         for _, text in read(file):
-            number += bool(text.strip())
+            if text.strip():
+                number += 1
             if number >= needed:
                 return
-    expected = f"about {number * share:.1f}"
     least_share = FEWEST_HELD_OUT / number if number else 1
     if least_share <= HIGHEST_SHARE:
         rounded = math.ceil(least_share * 100) / 100
         raise ValueError(
-            f"there are {number:,} documents with text: of a share of {share:g}, {expected} would "
-            f"be held out, and an audit needs {FEWEST_HELD_OUT}; set share (--share) to "
-            f"{rounded:g} or more, or divide longer texts (--sample-by paragraph)"
+            f"there are {number:,} documents with text: of a share of {share:g}, about "
+            f"{number * share:.1f} would be held out, and an audit needs {FEWEST_HELD_OUT}; set "
+            f"share (--share) to {rounded:g} or more, or divide longer texts (--sample-by paragraph)"
         )
     raise ValueError(
         f"there are {number:,} documents with text, and an audit needs {FEWEST_HELD_OUT} that are "
@@ -468,11 +470,13 @@ def _count(
         return
     counts[f"{side} documents"] += 1
     counts[f"{side} characters"] += characters
-    counts[f"{side} groups"] += is_first
+    if is_first:
+        counts[f"{side} groups"] += 1
     if group.is_tossed:
         size = _size_class(group.documents)
         counts[f"{side} documents {size}"] += 1
-        counts[f"{side} groups {size}"] += is_first
+        if is_first:
+            counts[f"{side} groups {size}"] += 1
 
 
 def _size_class(documents: int) -> int:
