@@ -254,7 +254,8 @@ def _require_documents(files: Sequence[str], read: ReadTexts, share: float) -> N
         raise ValueError(
             f"there are {number:,} documents with text: of a share of {share:g}, about "
             f"{number * share:.1f} would be held out, and an audit needs {FEWEST_HELD_OUT}; set "
-            f"share (--share) to {rounded:g} or more, or divide longer texts (--sample-by paragraph)"
+            f"share (--share) to {rounded:g} or more, or divide longer texts (--sample-by "
+            "paragraph)"
         )
     raise ValueError(
         f"there are {number:,} documents with text, and an audit needs {FEWEST_HELD_OUT} that are "
