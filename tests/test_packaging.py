@@ -380,6 +380,7 @@ def test_a_command_without_its_extra_says_what_to_install(python_of_core):
         "weights text.txt --tokenizer folder": "eval,report",
         "data preview demo/llama_3M_full_memorization": "torchtune,report",
         "data dedup texts clean": "scale",
+        "data holdout texts divided": "scale",
         "audit folder text.txt": "eval,report",
         "probe make text.txt --tokenizer folder --output probe.jsonl": "eval,report",
         "tasks --token-ids-tokenizer folder --tokenizer folder": "eval",

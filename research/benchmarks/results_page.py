@@ -526,6 +526,7 @@ _TABLES: dict[str, Callable[[Path], str]] = {
     "readings": _of_script("audit_limits", "readings_table"),
     "scale": _of_script("corpus_scale"),
     "differing": _of_script("copies_that_differ"),
+    "holdout_copies": _of_script("holdout_copies"),
 }
 
 

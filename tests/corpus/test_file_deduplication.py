@@ -12,7 +12,6 @@ import time
 from decimal import Decimal
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,7 +19,7 @@ import pytest
 from helpers.fakes.data import changed, write_folder
 from helpers.processes.commands import run_in_forks
 from helpers.processes.ranks import kill_when_opening
-from scipy.sparse.csgraph import connected_components
+from helpers.references.near_copies import near_copy_groups
 
 from tfidf_tune.commands.data import main
 from tfidf_tune.corpus.deduplication import Deduplication
@@ -59,24 +58,6 @@ def texts():
     return made
 
 
-def groups(texts, threshold, size):
-    """Clusters of texts, by comparing all pairs."""
-    words_of = []
-    for text in texts:
-        if any(map(str.isalnum, text)):
-            words_of.append(text.split())
-        else:  # a text without letters and digits is one n-gram
-            words_of.append([text] * size)
-    sets = [
-        {tuple(words[i : i + size]) for i in range(len(words) - size + 1)} for words in words_of
-    ]
-    similar = np.eye(len(texts))
-    for i, j in itertools.combinations(range(len(texts)), 2):
-        similar[i, j] = len(sets[i] & sets[j]) / max(len(sets[i] | sets[j]), 1) >= threshold
-    number, of_text = connected_components(similar, directed=False)
-    return [np.flatnonzero(of_text == cluster).tolist() for cluster in range(number)]
-
-
 @pytest.mark.parametrize(("method", "num_jobs"), [("exact", 1), ("minhash", 2)])
 def test_one_document_of_each_cluster_stays_with_all_its_columns(tmp_path, texts, method, num_jobs):
     source = Path(write_folder(tmp_path / "in", texts))
@@ -103,7 +84,7 @@ def test_one_document_of_each_cluster_stays_with_all_its_columns(tmp_path, texts
     if method == "exact":
         assert sorted(row["text"] for row in rows) == sorted(set(texts))
     else:
-        clusters = groups(texts, 0.7, 3)
+        clusters = near_copy_groups(texts, 0.7, 3)
         staying = {row["n"] for row in rows}
         assert [len(staying & set(cluster)) for cluster in clusters] == [1] * len(clusters)
     assert (report["documents"], report["kept_documents"]) == (len(texts), len(rows))

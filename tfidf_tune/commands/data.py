@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import shlex
 import sys
 from collections.abc import Sequence
 from datetime import date
@@ -14,11 +15,18 @@ from tfidf_tune._files import require_writable, work_folder
 from tfidf_tune._printing import counted, say, visible_record
 from tfidf_tune.commands import add_tasks, add_text, require_extras, task_runner, whole_number
 
+_IS_CHAT = (
+    "These are conversations or prompts: what the model has to write of each is its document."
+)
+
 
 def main(arguments: list[str]) -> None:
-    """Show what a training config makes of its data set, or remove copies from text."""
+    """Show what a training config makes of its data set, remove copies from text, or hold a part of
+    it out.
+    """
     parser = argparse.ArgumentParser(
-        prog="tfidf-tune data", description="Look at the data of a config; remove copies."
+        prog="tfidf-tune data",
+        description="Look at the data of a config; remove copies; hold documents out.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     default = "default: %(default)s"
@@ -88,9 +96,53 @@ def main(arguments: list[str]) -> None:
         "dedup", help="remove copies from text that may be larger than memory"
     )
     dedup.set_defaults(run=_dedup)
-    add = dedup.add_argument
+    _add_texts(dedup)
+    _add_near_copies(dedup)
+    add_text(dedup)
+    add_tasks(dedup)
+    holdout = commands.add_parser(
+        "holdout",
+        help="divide text by a coin into what to train on and what is held out",
+        description="Divide the documents of text that may be larger than memory by a coin, before "
+        "any trainer reads it: OUT/train is trained on, OUT/held_out never is. Near copies stay "
+        "together. OUT/holdout.json says how; with it, an audit compares both sides.",
+        epilog="example: tfidf-tune data holdout texts/ divided/ --share 0.05",
+    )
+    holdout.set_defaults(run=_holdout)
+    _add_texts(holdout)
+    add = holdout.add_argument
+    add(
+        "--share",
+        type=float,
+        default=0.05,
+        help=f"probability that a document is held out with its near copies; {default}",
+    )
+    add("--seed", type=whole_number(0), default=0, help=f"of the coin; {default}")
+    add(
+        "--largest-group",
+        type=whole_number(1),
+        metavar="N",
+        help="larger groups of near copies are trained on without a coin; default: 1%% of the "
+        "documents, at least 10, at most 1000",
+    )
+    _add_near_copies(holdout)
+    add_text(holdout)
+    add_tasks(holdout)
+    options = parser.parse_args(arguments)
+    options.run(options)
+
+
+def _add_texts(parser: argparse.ArgumentParser) -> None:
+    """Add the texts to read and the folder to write."""
+    add = parser.add_argument
     add("sources", nargs="+", metavar="IN", help=".txt, .jsonl, .parquet or folders")
     add("output", type=Path, metavar="OUT", help="the folder to write")
+
+
+def _add_near_copies(parser: argparse.ArgumentParser) -> None:
+    """Add the options of what a copy is."""
+    add = parser.add_argument
+    default = "default: %(default)s"
     add("--method", choices=("exact", "minhash"), default="minhash", help=default)
     add(
         "--threshold",
@@ -104,10 +156,6 @@ def main(arguments: list[str]) -> None:
         default=5,
         help=f"words of an n-gram, by minhash; {default}",
     )
-    add_text(dedup)
-    add_tasks(dedup)
-    options = parser.parse_args(arguments)
-    options.run(options)
 
 
 def _copies(options: argparse.Namespace) -> None:
@@ -136,11 +184,7 @@ def _copies(options: argparse.Namespace) -> None:
     read = partial(sources.texts_of_rows, column=options.column, sample_by=options.sample_by)
     is_chat = options.column == "text" and any(map(has_conversations, files))
     if is_chat:
-        say(
-            "These are conversations or prompts: what the model has to write of each is its "
-            "document.",
-            file=sys.stderr,
-        )
+        say(_IS_CHAT, file=sys.stderr)
         read = partial(learned_texts, sample_by=options.sample_by)
     tokenizer = None
     bytes_of_token = None
@@ -200,6 +244,60 @@ def _dedup(options: argparse.Namespace) -> None:
         beginning = " ".join(cluster["beginning"].split())
         say(f"  {cluster['documents']:>7,} copies of: {beginning} ...")
     say(f"Written: {options.output}, with report.json")
+
+
+def _holdout(options: argparse.Namespace) -> None:
+    require_extras("data", "scale")
+    from tfidf_tune.corpus.deduplication import Deduplication
+    from tfidf_tune.corpus.file_deduplication import ReadTexts
+    from tfidf_tune.corpus.file_holdout import FEWEST_HELD_OUT, hold_out_documents
+    from tfidf_tune.corpus.sources import tasks_of
+    from tfidf_tune.data.learned_text import has_conversations, learned_texts
+
+    output = options.output.expanduser()
+    read: ReadTexts | None = None
+    if options.column == "text" and any(map(has_conversations, tasks_of(options.sources))):
+        say(_IS_CHAT, file=sys.stderr)
+        read = partial(learned_texts, sample_by=options.sample_by)
+    holdout = hold_out_documents(
+        options.sources,
+        output,
+        share=options.share,
+        seed=options.seed,
+        deduplication=Deduplication(options.method, options.threshold, options.ngram),
+        largest_group=options.largest_group,
+        column=options.column,
+        sample_by=options.sample_by,
+        read=read,
+        runner=task_runner(options),
+    )
+    sides = holdout.contents["sides"]
+    for name, side in (("To train on", "train"), ("Held out", "held_out")):
+        counts = sides[side]
+        say(
+            f"{name}: {counted(counts['documents'], 'document')} in "
+            f"{counted(counts['groups'], 'group')}, "
+            f"{counted(counts['characters'], 'character')}: {output / side}"
+        )
+    if holdout.contents["without_text"]:
+        say(f"Without text, and to train on: {counted(holdout.contents['without_text'], 'row')}")
+    cuts = holdout.contents["cuts"]
+    if cuts["groups"]:
+        say(
+            f"Cut: {counted(cuts['groups'], 'group')} of more than {holdout.largest_group:,} near "
+            f"copies, with {counted(cuts['documents'], 'document')}: all of them are to train on, "
+            "no coin was tossed"
+        )
+        for cut in cuts["largest"]:
+            say(f"  {cut['documents']:>7,} near copies of row {cut['row']:,} of {cut['file']}")
+    if sides["held_out"]["groups"] < FEWEST_HELD_OUT:
+        say(
+            f"Few groups are held out: an audit needs {FEWEST_HELD_OUT}. Set a higher --share, and "
+            "write to another folder"
+        )
+    say(f"Written: {holdout.manifest}\n")
+    say(f"Train on {output / 'train'} alone, with any trainer. Then audit the model:")
+    say(f"  tfidf-tune audit MODEL --holdout {shlex.quote(str(holdout.manifest))}")
 
 
 def _preview(options: argparse.Namespace) -> None:

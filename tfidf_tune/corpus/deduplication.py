@@ -22,7 +22,7 @@ Deduplicate = DeduplicationMethod | Mapping[str, Any]
 """The section ``deduplicate`` of a data set: a method, or a mapping of the arguments of
 :class:`Deduplication`.
 """
-_COST_OF_MISSED = 0.98  # a candidate that is no near copy costs little: its similarity is computed
+COST_OF_MISSED = 0.98  # a candidate that is no near copy costs little: its similarity is computed
 _Rows = TokenArray | Sequence[TokenArray]
 _NUM_CACHED = 1024  # rows: a candidate comes again with each of its copies
 Mask = npt.NDArray[np.bool_]
@@ -80,7 +80,7 @@ class Deduplication:
                 raise ValueError(f"deduplicate has no key '{name}'{suggestion(str(name), names)}")
         read = cls(**given)
         if read.method == "minhash":
-            bands(read.threshold, _COST_OF_MISSED)
+            bands(read.threshold, COST_OF_MISSED)
         return read
 
     @property
@@ -133,7 +133,7 @@ class Deduplication:
 
         # Only rows that stay are in the bands: a copy of a row that was removed is compared with
         # what is left.
-        num_bands, num_functions = bands(self.threshold, _COST_OF_MISSED)
+        num_bands, num_functions = bands(self.threshold, COST_OF_MISSED)
         rows_with: dict[tuple[int, bytes], list[int]] = defaultdict(list)
         for number in np.flatnonzero(kept).tolist():
             ngrams = ngrams_of(number)

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from filecmp import cmp
 from functools import partial
@@ -31,7 +32,14 @@ from tfidf_tune._files import atomic_file, is_leftover, locked_folder, work_fold
 from tfidf_tune.corpus.deduplication import Deduplication
 from tfidf_tune.corpus.jobs import Step, TaskRunner, progress
 from tfidf_tune.corpus.minhash import Hashes, bands, signature, word_ngrams
-from tfidf_tune.corpus.sources import SampleBy, TextSource, content_hashes, load_rows, texts_of_rows
+from tfidf_tune.corpus.sources import (
+    PlacedRow,
+    SampleBy,
+    TextSource,
+    content_hashes,
+    load_rows,
+    texts_of_rows,
+)
 
 ReadTexts = Callable[[str], Iterator[tuple[str, str]]]
 """A function of a file that yields the place and the text of each document; the text
@@ -71,31 +79,46 @@ def deduplicate_corpus(
     kept, and the largest clusters.
     """
     output = output.resolve()
-    if output.is_file():
-        raise ValueError(f"{output} is a file: name a new folder")
     hashes = content_hashes(sources)
     settings = asdict(deduplication) | {"column": column, "sample_by": sample_by}
-    with locked_folder(output):
-        if any(output.iterdir()) and not (output / _WORK).is_dir():
-            state = "is complete" if (output / _REPORT).is_file() else "exists and is not empty"
-            raise ValueError(f"{output} {state}: name a new folder")
-        with work_folder(output / _WORK, {"files": hashes, **settings}) as work:
-            runner = runner or TaskRunner()
-            written = _deduplicate(list(hashes), work, deduplication, settings, runner)
-            report: dict[str, Any] = json.loads((written / _REPORT).read_text(encoding="utf-8"))
-            _move(written, output)
+    with resumable_output(output, {"files": hashes, **settings}, last=_REPORT) as work:
+        runner = runner or TaskRunner()
+        written = _deduplicate(list(hashes), work, deduplication, settings, runner)
+        report: dict[str, Any] = json.loads((written / _REPORT).read_text(encoding="utf-8"))
+        move_written(written, output, last=_REPORT)
     return report
 
 
-def _move(written: Path, output: Path) -> None:
-    """Move what was written to the output, the report last."""
-    files = [file for file in written.iterdir() if not is_leftover(file)]  # of a killed task
-    for file in sorted(files, key=lambda file: file.name == _REPORT):
-        target = output / file.name
+@contextmanager
+def resumable_output(output: Path, arguments: dict[str, Any], last: str) -> Iterator[Path]:
+    """Lock a folder that is new, empty, or of an interrupted call with the same arguments; yield a
+    folder in it for what the call writes on its way.
+
+    ``last`` is the name of the file that a complete output has.
+    """
+    if output.is_file():
+        raise ValueError(f"{output} is a file: name a new folder")
+    with locked_folder(output):
+        if any(output.iterdir()) and not (output / _WORK).is_dir():
+            state = "is complete" if (output / last).is_file() else "exists and is not empty"
+            raise ValueError(f"{output} {state}: name a new folder")
+        with work_folder(output / _WORK, arguments) as work:
+            yield work
+
+
+def move_written(written: Path, output: Path, last: str) -> None:
+    """Move the files that were written, also those in folders, to the output, and the file named
+    ``last`` after all others.
+    """
+    paths = sorted(written.rglob("*"))
+    files = [path for path in paths if path.is_file() and not is_leftover(path)]  # of a killed task
+    for file in sorted(files, key=lambda file: file.name == last):
+        target = output / file.relative_to(written)
         if target.exists() and not cmp(file, target, shallow=False):
             raise FileExistsError(
                 f"{target} is not of this run: move it away, and run the same command again"
             )
+        target.parent.mkdir(parents=True, exist_ok=True)
         file.replace(target)
 
 
@@ -127,7 +150,7 @@ def _deduplicate(
         total.update(part["counts"])
         clusters_of_files += part["largest"]
     largest = nlargest(_SHOWN_CLUSTERS, clusters_of_files, key=itemgetter(0))
-    num_bands, num_functions = _bands(deduplication)
+    num_bands, num_functions = bands_of(deduplication)
     report = {
         "documents": total["documents"],
         "kept_documents": total["kept_documents"],
@@ -142,9 +165,11 @@ def _deduplicate(
     return written
 
 
-def _bands(deduplication: Deduplication) -> tuple[int, int]:
+def bands_of(deduplication: Deduplication, cost_of_missed: float = 0.5) -> tuple[int, int]:
     """Return the number of bands of the signatures and of hash functions in each."""
-    return _EXACT_BANDS if deduplication.method == "exact" else bands(deduplication.threshold)
+    if deduplication.method == "exact":
+        return _EXACT_BANDS
+    return bands(deduplication.threshold, cost_of_missed)
 
 
 def find_copies(
@@ -154,15 +179,20 @@ def find_copies(
     read: ReadTexts,
     runner: TaskRunner,
     doing: str = "copies",
+    *,
+    cost_of_missed: float = 0.5,
 ) -> Path:
     """Find the documents of files that are copies, see :func:`deduplicate_corpus`; ``doing`` is
     what a bar names.
 
-    ``read`` yields the place and the text of each document of a file. Returns a folder in ``work``
-    for :func:`clusters_of_file`. Steps that ``work`` has are not done again.
+    ``read`` yields the place and the text of each document of a file. ``cost_of_missed`` is what a
+    pair that is not found costs, beside one that is found and is less similar than the threshold,
+    see :func:`~tfidf_tune.corpus.minhash.bands`. Returns a folder in ``work`` for
+    :func:`clusters_of_file` and :func:`cluster_numbers_of_file`. Steps that ``work`` has are not
+    done again.
     """
     logger.disable("datatrove")
-    num_bands, num_functions = _bands(deduplication)
+    num_bands, num_functions = bands_of(deduplication, cost_of_missed)
     config = MinhashConfig(
         n_grams=deduplication.ngram, num_buckets=num_bands, hashes_per_bucket=num_functions
     )
@@ -175,7 +205,9 @@ def find_copies(
     runner.run([documents, sign], work / "1", len(files), f"Finding {doing}")
     sort = MinhashDedupBuckets(signatures, pairs, config=config)
     runner.run([sort], work / "2", num_bands, f"Sorting {doing}")
-    join = MinhashDedupCluster(pairs, str(clusters), config=config, save_cluster_size=True)
+    join = MinhashDedupCluster(
+        pairs, str(clusters), config=config, save_cluster_id=True, save_cluster_size=True
+    )
     complete = partial(_complete, clusters, len(files))
     runner.run([join, complete], work / "3", 1, f"Joining {doing}")
     return clusters
@@ -201,6 +233,14 @@ def clusters_of_file(clusters: Path, rank: int) -> tuple[set[int], dict[int, int
     return set(removed.tolist()), dict(zip(numbers, sizes, strict=True))
 
 
+def cluster_numbers_of_file(clusters: Path, rank: int) -> dict[int, int]:
+    """Return the number of the cluster of each document of a file that has copies; clusters of all
+    files are numbered from 0.
+    """
+    pairs = np.fromfile(clusters / f"{rank:06d}.clusters", np.uint32)
+    return dict(zip(pairs[::2].tolist(), pairs[1::2].tolist(), strict=True))
+
+
 def _read(
     files: Sequence[str],
     column: str,
@@ -214,27 +254,38 @@ def _read(
     rows = load_rows(TextSource(files[rank], sample_by=sample_by), {column: str}, None)
     shown = progress(rows, files, rank, doing, lambda row: row.columns[column])
     for number, row in enumerate(shown):
-        try:
-            line = row.line or orjson.dumps(row.columns)
-        except TypeError as error:
-            raise ValueError(
-                f"{row.place} has a column that cannot be written as JSON ({error})"
-            ) from error
         text = row.columns[column] or ""
-        yield Document(text=text, id=f"{rank}-{number}", metadata={"line": line})
+        yield Document(text=text, id=f"{rank}-{number}", metadata={"line": line_of_row(row)})
+
+
+def line_of_row(row: PlacedRow) -> bytes:
+    """Return a row as a line of JSON, without a line end; that of JSON lines as it is."""
+    try:
+        line = row.line or orjson.dumps(row.columns)
+    except TypeError as error:
+        raise ValueError(
+            f"{row.place} has a column that cannot be written as JSON ({error})"
+        ) from error
+    return line.rstrip(b"\r\n")
 
 
 def _write(folder: Path, data: Iterator[Document], rank: int, world_size: int) -> None:
-    """Write the rows of a task; those of JSON lines as they are."""
+    """Write the rows of a task."""
+    with packed_lines(folder / f"{rank:05d}.jsonl.gz") as packed:
+        for document in data:
+            packed.write(document.metadata["line"] + b"\n")
+
+
+@contextmanager
+def packed_lines(path: Path) -> Iterator[gzip.GzipFile]:
+    """Yield a packed file to write to; it appears when the block ends without an error."""
     # datatrove's writer loses the end of a file without an error if the disk is full.
     with (
-        atomic_file(folder / f"{rank:05d}.jsonl.gz") as temporary,
+        atomic_file(path) as temporary,
         temporary.open("wb") as file,
         gzip.GzipFile("", "wb", 6, file, mtime=0) as packed,  # the same bytes at any time
     ):
-        for document in data:
-            line = document.metadata["line"].rstrip(b"\r\n")
-            packed.write(line + b"\n")
+        yield packed
 
 
 class _Signature(MinhashDedupSignature):  # type: ignore[misc]
@@ -269,6 +320,7 @@ def _complete(clusters: Path, num_files: int, _: Any, rank: int, world_size: int
     for number in range(num_files):
         (clusters / f"{number:06d}.remove").touch()
         (clusters / f"{number:06d}.sizes").touch()
+        (clusters / f"{number:06d}.clusters").touch()
 
 
 def _keep(
