@@ -190,7 +190,8 @@ def test_a_model_that_has_memorized_the_targets_is_detected_also_from_its_result
     assert report["verdict"] == (
         "run/last: 4 of 4 passages are recited further than unseen text; 4 of 4 passages verbatim "
         "for up to 12 tokens, about 4 words. More may be recited than was seen: the positive "
-        "control takes 10 controls, there are 3."
+        "control takes 10 controls, there are 3. 3 of 4 passages are brought out by their own "
+        "beginning and not by that of another passage."
     )
     tables = {table["name"]: table["rows"] for table in report["tables"]}
     assert [row[:2] for row in tables["by_prefix_length"]] == [[8, 12.0], [16, 12.0]]

@@ -78,7 +78,7 @@ COMPARISONS = {
     rf"TF-IDF, like CE, {NO_MORE}; its perplexity is \d+\.\d % lower\.": [
         *runs_of((2, 2), (25, 20), controls=9)
     ],
-    rf"TF-IDF {NO_MORE}, but no positive control shows that it could be seen to recite; {HIGHER}\.": [
+    rf"TF-IDF {NO_MORE} \(no positive control shows that it could be seen to recite\); {HIGHER}\.": [
         *runs_of((20, 2), fields={"num_read": (3,) * 10})
     ],
     rf"{LESS}; its F1 of answers is not shown to differ\.": [

@@ -288,7 +288,7 @@ def test_an_interrupted_run_goes_on_and_gives_the_same(tmp_path, texts, capfd, m
     file = source / "3.jsonl"
     content = file.read_text()
     file.write_text(content.replace(" bar ", " rab "))
-    with pytest.raises(ValueError, match=r"3\.jsonl was "):
+    with pytest.raises(ValueError, match=r"3\.jsonl has changed"):
         main(command)
     file.write_text(content)
     capfd.readouterr()

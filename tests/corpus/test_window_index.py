@@ -424,7 +424,9 @@ def test_an_interrupted_search_goes_on(embedded_tokenizer_folder, texts, tmp_pat
     main([*arguments, "--output", str(tmp_path / "whole.jsonl")])
     command = [*arguments, "--output", str(tmp_path / "cut.jsonl")]
     kill_when_opening(tmp_path / "cut.search" / "1" / "completions" / "00002", main, command)
-    with pytest.raises(ValueError, match=r"interrupted run with other arguments: seed was 0, is 1"):
+    with pytest.raises(
+        ValueError, match=r"interrupted run with other arguments: --seed was 0, is 1"
+    ):
         main([*command, "--seed", "1"])
     capfd.readouterr()
     main(command)

@@ -271,7 +271,7 @@ def test_a_damaged_entry_is_made_again(tokenizer, corpus_file, tmp_path, caplog,
     passages = getattr(first, "passages", None)
     (entry,) = (tmp_path / "cache").iterdir()
     written = {file.name: file.read_bytes() for file in entry.iterdir()}
-    assert len(written) == {"blocks": 4, "sequences": 5}[kind]
+    assert len(written) == {"blocks": 3, "sequences": 5}[kind]
     for name, content in written.items():
         file = entry / name
         if damage == "missing":

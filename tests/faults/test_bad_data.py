@@ -113,7 +113,7 @@ DATA = [
     value(
         "dataset.source",
         "nobody/nothing",
-        "cannot load the data set 'nobody/nothing' .*split 'train'",
+        "dataset: 'nobody/nothing' is not on this machine, and the Hugging Face hub could not be",
     ),
     value(
         "dataset.num_targets",

@@ -134,6 +134,7 @@ def test_the_verdict_names_detectable_membership_only_of_objectives_that_recite_
     assert STILL_DETECTABLE not in comparison_report(compared).verdict
     swapped = comparison_report(compared, baseline="Ours").verdict
     assert swapped.startswith(f"CE, like Ours, {AT_CHANCE}")
-    assert STILL_DETECTABLE not in swapped  # it recites as little as the baseline
+    # Also beside a baseline that recites as little.
+    assert swapped.startswith(f"CE, like Ours, {AT_CHANCE}{STILL_DETECTABLE}")
     said = comparison_report(results(one_run("CE", 3, lms=40), one_run("A", 3))).verdict
     assert said.startswith(f"A {AT_CHANCE}{STILL_DETECTABLE}")

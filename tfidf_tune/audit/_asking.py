@@ -41,6 +41,20 @@ def connect(plan: Plan) -> "ServerLM | None":
     return ServerLM(**plan.model_args)
 
 
+def require_limits_possible(
+    plan: Plan, passages: "Sequence[Passage]", bounds: Sequence[Bound], problem: str | None = None
+) -> None:
+    """Raise a ValueError if no answer could make a limit pass; ``problem`` is why there are no
+    likelihoods, if that is known.
+    """
+    kinds = [passage.kind for passage in passages]
+    attacks = plan.affordable(len(passages))
+    longest = _longest_reference(passages, attacks, plan.spec.max_new_tokens)
+    require_possible(
+        bounds, kinds.count("target"), kinds.count("control"), longest=longest, problem=problem
+    )
+
+
 @contextmanager
 def ask(
     plan: Plan,
@@ -86,10 +100,7 @@ def ask(
         tasks.append(MEMBERSHIP)
         if "control" in kinds:
             tasks.append(POSITIVE_CONTROL_NLL)
-    longest = _longest_reference(passages, attacks, spec.max_new_tokens)
-    require_possible(
-        bounds, kinds.count("target"), kinds.count("control"), longest=longest, problem=problem
-    )
+    require_limits_possible(plan, passages, bounds, problem)
     settings = {
         "probe_file": str(plan.probe_file),
         **plan.settings,

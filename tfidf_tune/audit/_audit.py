@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfidf_tune import _files
-from tfidf_tune.audit._asking import ask, connect
+from tfidf_tune.audit._asking import ask, connect, require_limits_possible
 from tfidf_tune.audit._choosing import DEFAULT_CONTROLS, Note, choose
 from tfidf_tune.audit._judging import judge
 from tfidf_tune.audit._measures import Bound, parse_bounds, require_possible
 from tfidf_tune.audit._plan import Plan, describe_requests, resolve
-from tfidf_tune.audit._record import write_plan, write_sums
+from tfidf_tune.audit._record import discard_plan, write_plan, write_sums
 from tfidf_tune.audit._spec import AuditSpec, output_folder
 from tfidf_tune.report import Report, require_report_folder
 
@@ -91,23 +91,28 @@ def audit(
         passages = choose(plan, note)
         if spec.server is not None or prices is not None:
             note(describe_requests(plan, passages, prices))
+        require_limits_possible(plan, passages, bounds)
         planned_as = write_plan(plan, passages, note)
-        with ask(plan, server, passages, bounds, note) as evaluated:
-            report, summary = judge(
-                evaluated,
-                spec.folder / "report",
-                bounds,
-                accept_unanswered=spec.accept_unanswered,
-                accept_unproven=spec.accept_unproven,
-                show_passages=spec.show_passages,
-                inputs=_hashes(plan),
-                recorded={
-                    "plan": planned_as,
-                    "evaluation": evaluated.relative_to(spec.folder).as_posix(),
-                },
-                date=_now(),
-                passages=passages,
-            )
+        try:
+            with ask(plan, server, passages, bounds, note) as evaluated:
+                report, summary = judge(
+                    evaluated,
+                    spec.folder / "report",
+                    bounds,
+                    accept_unanswered=spec.accept_unanswered,
+                    accept_unproven=spec.accept_unproven,
+                    show_passages=spec.show_passages,
+                    inputs=_hashes(plan),
+                    recorded={
+                        "plan": planned_as,
+                        "evaluation": evaluated.relative_to(spec.folder).as_posix(),
+                    },
+                    date=_now(),
+                    passages=passages,
+                )
+        except ValueError:  # the settings cannot work
+            discard_plan(spec.folder)
+            raise
         root = write_sums(spec.folder)
     return _result(report, summary, spec.folder, spec.accept_unproven, root)
 

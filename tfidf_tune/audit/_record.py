@@ -52,8 +52,7 @@ def write_plan(plan: Plan, passages: "Sequence[Passage]", note: Note) -> str:
     folder = plan.spec.folder
     file = folder / PLAN
     content = planned(plan, passages)
-    is_asked = (folder / "evaluation").is_dir() or (folder / UNFINISHED).is_dir()
-    if file.is_file() and is_asked and not plan.spec.overwrite:
+    if file.is_file() and _is_asked(folder) and not plan.spec.overwrite:
         before = json.loads(file.read_text(encoding="utf-8"))
         changed = differences(before, content)
         if changed:
@@ -69,6 +68,16 @@ def write_plan(plan: Plan, passages: "Sequence[Passage]", note: Note) -> str:
     sha256 = _files.file_sha256(file)
     note(f"Plan, before the first question: {file}, SHA-256 {sha256}.")
     return sha256
+
+
+def discard_plan(folder: Path) -> None:
+    """Remove the plan of an audit that cannot work, unless the model has answered something."""
+    if not _is_asked(folder):
+        (folder / PLAN).unlink(missing_ok=True)
+
+
+def _is_asked(folder: Path) -> bool:
+    return (folder / "evaluation").is_dir() or (folder / UNFINISHED).is_dir()
 
 
 def planned(plan: Plan, passages: "Sequence[Passage]") -> dict[str, Any]:

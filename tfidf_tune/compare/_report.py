@@ -153,7 +153,7 @@ def _verdict(
         else:
             clause = _recites(rows.get(LMS.label), objective, baseline)
         if is_at_chance and (setting, objective) in unshown:
-            clause += ", but no positive control shows that it could be seen to recite"
+            clause += " (no positive control shows that it could be seen to recite)"
         clause += _cost(rows)
         clauses.append(f"{setting}: {clause}" if has_several else clause)
     num_hidden = len(clauses) - MOST_CLAUSES
