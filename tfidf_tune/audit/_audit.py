@@ -222,7 +222,7 @@ def _hashes(plan: Plan) -> dict[str, Any]:
     hashes: dict[str, Any] = {"probe_file": _files.file_sha256(plan.probe_file)}
     if plan.probe_file.parent == plan.record.parent and plan.record.is_file():
         recorded = json.loads(plan.record.read_text(encoding="utf-8"))
-        for key in ("texts", "controls", "tokenizer", "held_out"):
+        for key in ("texts", "controls", "tokenizer", "held_out", "holdout"):
             if recorded.get(key):
                 hashes[key] = recorded[key]
         if recorded.get("controls"):

@@ -3,6 +3,7 @@ has chosen.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -161,8 +162,34 @@ def _options(arguments: dict[str, Any]) -> dict[str, Any]:
     return {option_names([key]): value for key, value in arguments.items() if key not in _DESCRIBED}
 
 
+def _chosen_by_coin(made: "MadeProbe", spec: "ProbeSpec") -> str:
+    """Describe the passages of a holdout."""
+    copies = Counter(
+        passage.num_injections for passage in made.passages if passage.kind == "target"
+    )
+    by_copies = [f"{number} of {each}" for each, number in sorted(copies.items())]
+    num_targets = sum(copies.values())
+    lines = [
+        f"Text: {made.num_documents:,} documents, {made.num_tokens:,} tokens, divided by a coin "
+        f"before training ({spec.holdout}).",
+        f"Targets: {num_targets} of what was trained on, by the documents of their groups: "
+        f"{', '.join(by_copies)} (passages of documents).",
+        f"Controls: {num_targets} of what was held out, as many of each number of documents.",
+        f"Refused: {made.num_refused} candidates with text of another document, "
+        f"{made.num_repetitive} that repeat a few tokens.",
+    ]
+    if num_targets < min(spec.num_targets, spec.num_controls):
+        lines.append(
+            f"There are no more passages of {spec.block_size} tokens on both sides: "
+            f"{spec.num_targets} targets and {spec.num_controls} controls were wanted."
+        )
+    return "\n".join(lines)
+
+
 def _chosen(made: "MadeProbe", spec: "ProbeSpec") -> str:
     """Describe the passages in a few lines."""
+    if spec.holdout is not None:
+        return _chosen_by_coin(made, spec)
     num_targets = sum(passage.kind == "target" for passage in made.passages)
     num_controls = len(made.passages) - num_targets
     repeats = sorted(passage.num_injections for passage in made.passages[: made.num_duplicates])

@@ -157,7 +157,7 @@ def _with_held_out(chosen: "ProbeSpec", model_args: dict[str, Any]) -> "ProbeSpe
     targets, and take them as controls unless others are named.
     """
     run = run_of(model_args)
-    if chosen.held_out is not None or not run:
+    if chosen.held_out is not None or chosen.holdout is not None or not run:
         return chosen
     folder = Path(run["folder"])
     # The file of all data sets of a run, where it has several, else the file of the only one.

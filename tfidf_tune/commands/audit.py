@@ -53,9 +53,15 @@ def main(arguments: list[str]) -> None:
     add("model", metavar="MODEL", help="a Hugging Face model or PEFT adapter: folder, hub id")
     add(
         "sources",
-        nargs="+",
+        nargs="*",
         metavar="TEXT",
         help="text that the model may recite: .txt, .jsonl, .parquet, a folder",
+    )
+    add(
+        "--holdout",
+        metavar="MANIFEST",
+        help="in place of TEXT: holdout.json of `tfidf-tune data holdout`, whose sides have "
+        "targets and controls",
     )
     add("--tokenizer", help="folder or hub id; default: the model's")
     add(

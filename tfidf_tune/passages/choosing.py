@@ -18,6 +18,7 @@ import numpy as np
 from tfidf_tune._files import file_sha256
 from tfidf_tune._tokenizer import TextTokenizer, tokenizer_identity
 from tfidf_tune.corpus import sources
+from tfidf_tune.corpus.holdout import read_holdout
 from tfidf_tune.corpus.jobs import TaskRunner
 from tfidf_tune.corpus.sources import EMBEDDED
 from tfidf_tune.corpus.window_index import build
@@ -30,6 +31,7 @@ from tfidf_tune.passages._search import (
 )
 from tfidf_tune.passages._targets import Chosen, frequent_targets, near_targets
 from tfidf_tune.passages._unseen import choose_controls, draw_unseen
+from tfidf_tune.passages.of_holdout import choose_by_coin
 from tfidf_tune.passages.probe_file import Passage, PassageDraft, make_passages, read_probe_file
 from tfidf_tune.passages.probe_spec import ProbeSpec
 from tfidf_tune.passages.stretches import Start
@@ -79,6 +81,13 @@ def search_arguments(tokenizer: TextTokenizer, spec: ProbeSpec) -> dict[str, Any
     }
     if spec.controls_column is None:  # as before there was such a field
         del arguments["controls_column"]
+    if spec.holdout is None:
+        del arguments["holdout"]
+    else:
+        manifest = read_holdout(spec.holdout)
+        arguments["holdout"] = str(manifest.manifest.resolve())
+        arguments["texts"] = {arguments["holdout"]: manifest.sha256}
+        return arguments
     if spec.num_controls:
         unseen = spec.controls_source or EMBEDDED
         arguments["controls"] = sources.source_fingerprint(
@@ -143,6 +152,8 @@ def make_probe(
         ValueError: If a source cannot be read, see :func:`load_documents`, or has too few passages.
         ChildProcessError: If a task on another machine failed.
     """
+    if spec.holdout is not None:
+        return _by_coin(tokenizer, spec)
     if work is None:
         with TemporaryDirectory() as folder:
             return make_probe(tokenizer, spec, Path(folder) / "work", runner)
@@ -183,6 +194,23 @@ def make_probe(
         starts=Counter(target.start for target in chosen.targets),
         is_estimate=sample.num_bytes < built.counts["bytes"],
         unsearched_share=share_without_window(search, sample),
+    )
+
+
+def _by_coin(tokenizer: TextTokenizer, spec: ProbeSpec) -> MadeProbe:
+    """Choose the passages of a holdout."""
+    chosen = choose_by_coin(tokenizer, spec)
+    drafts = [*chosen.targets, *chosen.controls]
+    copies = [draft.fields["num_injections"] for draft in chosen.targets]
+    return MadeProbe(
+        passages=tuple(make_passages(tokenizer, drafts, len(chosen.targets))),
+        num_documents=chosen.num_documents,
+        num_tokens=chosen.num_tokens,
+        stretch_repeats=(),
+        num_duplicates=sum(number > 1 for number in copies),
+        num_repetitive=chosen.num_repetitive,
+        num_refused=chosen.num_refused,
+        starts=chosen.starts,
     )
 
 

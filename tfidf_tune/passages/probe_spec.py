@@ -36,6 +36,8 @@ class ProbeSpec:
         held_out (str | None): a probe file, whose controls the model was not trained on: no target
             overlaps a place of theirs in ``sources``. Default: None, for audits that of the run
             that wrote the model; "" for none
+        holdout (str | None): the manifest of ``tfidf-tune data holdout`` in place of sources: what
+            was trained on has the targets, what was held out the controls, as many. Default: None
         without_eos (bool): no passage has EOS inside, where a server would end its answer. Default:
             False
 
@@ -56,6 +58,7 @@ class ProbeSpec:
     allow_fewer: bool = False
     held_out: str | None = None
     without_eos: bool = False
+    holdout: str | None = None
     controls_column: str | None = None
 
     @property
@@ -64,8 +67,13 @@ class ProbeSpec:
         return self.sample_by or "document"
 
     def __post_init__(self) -> None:
-        if not self.sources:
+        if not self.sources and self.holdout is None:
             raise ValueError("no source is given: name at least one file of training text")
+        if self.holdout is not None and (self.sources or self.controls_source):
+            raise ValueError(
+                f"the holdout {self.holdout} has the text of targets and controls: name no other "
+                "text and no --controls beside --holdout"
+            )
         require_choice("passages", self.passages, PASSAGES)
         check_at_least(0, num_controls=self.num_controls, seed=self.seed)
         check_at_least(1, num_targets=self.num_targets)
