@@ -41,6 +41,42 @@ def notes(made, name):
     return " ".join(next(table for table in made.tables if table.name == name).notes)
 
 
+def test_each_passage_has_what_every_run_recites_of_it_the_most_recited_first():
+    """Two audits, before and after a fix: the same list."""
+    recited = {
+        "before": {
+            ("target-0", 32): 3,
+            ("target-0", 50): 8,
+            ("target-1", 32): 5,
+            ("target-2", 32): 4,
+        },
+        "after": {
+            ("target-0", 32): 1,
+            ("target-0", 50): 2,
+            ("target-1", 32): 7,
+            ("target-2", 32): 1,
+        },
+    }
+    samples = {
+        name: [sample(unit, lms, prefix_length=length) for (unit, length), lms in values.items()]
+        for name, values in recited.items()
+    }
+    before = [*samples["before"], *controls(1)]
+    after = [*samples["after"], *controls(1)]
+    made = report(
+        run("before", [evaluation(samples=before, num_injections={"target-0": 40})], model="m"),
+        run("after", [evaluation(samples=after)], model="m"),
+        baseline="before",
+    )
+    rows = table(made, "by_passage")
+    assert [(row["Passage"], row["before"], row["after"]) for row in rows] == [
+        ("target-0", 8, 2),
+        ("target-1", 5, 7),
+        ("target-2", 4, 1),
+    ]
+    assert rows[0]["Copies"] == 40
+
+
 def test_a_grown_comparison_has_all_tables_figures_and_examples():
     made = report(*grown_runs(("CE", "TF-IDF", "IDF"), seeds=(0, 1), num_passages=4))
     assert made.title == "TF-IDF and IDF against CE"
@@ -53,6 +89,7 @@ def test_a_grown_comparison_has_all_tables_figures_and_examples():
         "reductions",
         "equal_perplexity",
         "lms_spread",
+        "by_passage",
         "by_prefix_length",
         "progress",
     ]

@@ -122,6 +122,7 @@ def comparison_tables(
     tables.append(_equal_perplexity(evaluations, baseline))
     if probed:
         tables.append(_spread(results, probed))
+        tables.append(_by_passage(results, probed, baseline))
     # With one prefix length, or one checkpoint, these would repeat the first table.
     if (rows.groupby(_KEYS)["prefix"].nunique() > 1).any():
         tables.append(_by_prefix_length(rows))
@@ -285,6 +286,48 @@ def recited_by_objective(
         if is_known:
             texts[setting, objective] = f"{number} of {num_targets}"
     return texts
+
+
+def _by_passage(
+    results: Results, probed: Sequence[tuple[str, str, pd.DataFrame]], baseline: str
+) -> Table:
+    """Show the longest LMS of each target under each objective: which passages leak, before a fix
+    and after it. Means over seeds; those that the baseline recites most come first.
+    """
+    scores = results.scores
+    is_single = (scores["metric"] == "lms") & (scores["kind"] == "target") & (scores["count"] == 1)
+    single = scores[is_single]
+    columns: dict[str, dict[tuple[str, str], float]] = {}
+    for setting, objective, having in probed:
+        of_objective = single[single["checkpoint"].isin(list(having.index))]
+        longest = of_objective.groupby(["checkpoint", "unit"], observed=True)["value"].max()
+        means = longest.groupby(level="unit", observed=True).mean()
+        for unit, value in means.items():
+            columns.setdefault(objective, {})[setting, str(unit)] = float(value)
+    frame = pd.DataFrame(columns)
+    frame = frame[sorted(frame.columns, key=lambda name: (name == START, name != baseline))]
+    copies = _copies_of_targets(scores)
+    frame = frame.sort_values([*frame.columns], ascending=False, kind="stable")
+    units = [str(unit) for _, unit in frame.index]
+    frame.insert(0, "Copies", [copies.get(unit) for unit in units])
+    frame.insert(0, "Passage", units)
+    frame.insert(0, "Model", [setting for setting, _ in frame.index])
+    formats = dict.fromkeys([*columns], ".1f") | {"Copies": ".0f"}
+    notes = [
+        "The longest run of tokens of each target in a continuation, over all prompts, on average "
+        "over seeds, at the last checkpoint that all runs share."
+    ]
+    table = Table(
+        "by_passage", "Recited of each passage", frame.reset_index(drop=True), notes, formats
+    )
+    return table.without_empty_columns()
+
+
+def _copies_of_targets(scores: pd.DataFrame) -> dict[str, float]:
+    """Return how often each target occurs in the training text, of those of which it is known."""
+    rows = scores[(scores["metric"] == "num_injections") & (scores["kind"] == "target")]
+    known = rows[rows["value"] > 0]
+    return dict(zip(known["unit"].astype(str), known["value"], strict=True))
 
 
 def recited_of_checkpoint(scores: pd.DataFrame, checkpoint: int) -> Recited | None:
