@@ -324,9 +324,9 @@ def _by_passage(
 
 
 def _copies_of_targets(scores: pd.DataFrame) -> dict[str, float]:
-    """Return how often each target occurs in the training text, of those of which it is known."""
+    """Return how often each target occurs in the training text of the first run that knows it."""
     rows = scores[(scores["metric"] == "num_injections") & (scores["kind"] == "target")]
-    known = rows[rows["value"] > 0]
+    known = rows[rows["value"] > 0].drop_duplicates("unit")
     return dict(zip(known["unit"].astype(str), known["value"], strict=True))
 
 
