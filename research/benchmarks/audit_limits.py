@@ -10,7 +10,7 @@ Audits each model with its passages alone, and those of the demo, SmolLM2 and it
 folder of `--runs` is not made again. Each limit is then applied to the audits. A simulation draws
 passages from those that the demo's CE never saw, and puts some that it recites among them: how
 often is a limit exceeded where nothing is recited, and where so many passages are? The record is
-read by docs/audit.md.
+read by docs/audit_evidence.md.
 """
 
 import argparse

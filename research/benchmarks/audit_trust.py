@@ -5,7 +5,7 @@
 Trains small models on text with passages that occur a known number of times (audit_trust.yaml),
 then audits each by `tfidf-tune audit` twice: with its passages, and with passages of the same kind
 that no model has seen. Controls are other unseen passages. A passage is found if it is recited
-further than any control. The record is read by docs/audit.md.
+further than any control. The record is read by docs/audit_evidence.md.
 """
 
 import argparse

@@ -45,7 +45,7 @@ PAGES = {PAGE: RESULTS, ALL_TABLES: RESULTS} | {
     for page in (
         RESULTS / "smollm2.md",
         RESULTS / "audits.md",
-        PAGE.with_name("audit.md"),
+        PAGE.with_name("audit_evidence.md"),
         PAGE.with_name("data.md"),
     )
 }
