@@ -198,7 +198,7 @@ def audit_report(
         tables=[table.without_empty_columns() for table in tables if len(table.frame)],
         figures=[distribution],
         examples=_examples(facts, show_passages=show_passages),
-        provenance=_provenance(facts),
+        provenance=_provenance(facts, before),
         footnotes=notes.texts,
         sections=[method],
         mark=SHARED_MARK,
@@ -555,7 +555,7 @@ def _recited_summary(recited: Recited) -> dict[str, Any]:
     }
 
 
-def _provenance(facts: audit.Facts) -> dict[str, str]:
+def _provenance(facts: audit.Facts, before: audit.Facts | None) -> dict[str, str]:
     checkpoint = facts.checkpoint
     samples = facts.samples
     # The model.
@@ -563,6 +563,8 @@ def _provenance(facts: audit.Facts) -> dict[str, str]:
     if checkpoint.progress < 100:
         entries["Training progress"] = f"{checkpoint.progress} %"
     entries["Objective"] = checkpoint.objective
+    if before is not None:
+        entries["Model before training"] = before.checkpoint.folder
     entries["Seed"] = "unknown" if checkpoint.seed is None else str(checkpoint.seed)
     entries["Results"] = checkpoint.folder
     # What it was asked, and how.

@@ -125,9 +125,9 @@ def choose_by_coin(tokenizer: TextTokenizer, spec: ProbeSpec) -> ChosenByCoin:
     taken: dict[Side, list[Candidate]] = {"train": [], "held_out": []}
     by_tier: dict[int, tuple[int, int]] = {}
     for tier in sorted({_tier(candidate.copies) for candidate in both}, reverse=True):
-        of_tier = {
-            side: [each for each in possible[side] if _tier(each.copies) == tier] for side in _SIDES
-        }
+        of_tier: dict[Side, list[Candidate]] = {}
+        for side in _SIDES:
+            of_tier[side] = [each for each in possible[side] if _tier(each.copies) == tier]
         numbers = (len(of_tier["train"]), len(of_tier["held_out"]))
         by_tier[1 << (tier - 1)] = numbers
         number = min(*numbers, wanted - len(taken["train"]))
@@ -299,6 +299,8 @@ def _batches(
             num_characters += len(text)
             if num_characters > _BATCH_TOKENS:
                 yield groups, [*encode_texts(tokenizer, texts)]
-                groups, texts, num_characters = [], [], 0
+                groups = []
+                texts = []
+                num_characters = 0
     if texts:
         yield groups, [*encode_texts(tokenizer, texts)]
