@@ -188,7 +188,7 @@ def test_an_embedding_with_other_rows_changes_the_base_and_modules_beside_it_do_
     saved = resized(
         "saved",
         {"save_embedding_layers": False},
-        modules_to_save=["embed_tokens"],
+        modules_to_save=["embed_tokens", "lm_head"],
         ensure_weight_tying=True,
     )
     beside = save_adapter(folder, tmp_path / "beside", modules_to_save=["norm"])
