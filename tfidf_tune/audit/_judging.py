@@ -31,6 +31,7 @@ def judge(
     recorded: dict[str, str],
     date: str,
     passages: Sequence[Passage] = (),
+    by_coin: bool = False,
 ) -> tuple[Report, dict[str, Any]]:
     """Write the report of answers, and ``audit.json``.
 
@@ -46,6 +47,7 @@ def judge(
             the answers within the folder of the audit. Empty without a plan.
         date (str): when the answers were judged, in ISO format.
         passages (Sequence[Passage]): the probe file, which says where passages are. Default: none.
+        by_coin (bool): targets and controls were divided by a coin before training. Default: False.
 
     Returns:
         tuple[Report, dict[str, Any]]: the report, and the content of ``audit.json``.
@@ -68,6 +70,7 @@ def judge(
         accept_unanswered=accept_unanswered,
         accept_unproven=accept_unproven,
         passages=passages,
+        by_coin=by_coin,
     )
     summary = {**made.summary, "date": date, **recorded, "inputs": inputs}
     made = replace(made, subject=_subject(results.checkpoints[-1].checkpoint, inputs, date))

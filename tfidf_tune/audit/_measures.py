@@ -547,6 +547,7 @@ def measures_and_checks(
     membership: pd.DataFrame,
     bounds: Sequence[Bound],
     control: PositiveControl,
+    no_finding: str = "",
 ) -> tuple[dict[str, MeasuredValue], list[Check]]:
     """Measure what ``--fail-above`` can name, and compare it with the limits.
 
@@ -564,7 +565,8 @@ def measures_and_checks(
     ====================  ========================================================================
 
     Upper bounds are those of 95 % bootstraps over at least 10 passages; of shares, one-sided by
-    Clopper and Pearson.
+    Clopper and Pearson. ``no_finding`` says why membership inference says nothing about the model;
+    "" if it does.
     """
     upper = bootstrap_interval(lambda values, axis=-1: values.mean(axis), facts.target_means).high
     few = min(facts.num_targets, facts.num_controls)
@@ -601,7 +603,10 @@ def measures_and_checks(
         name = bound.name.removesuffix(_UPPER)
         measure = measures[_extraction_name(*bound.pair) if bound.pair else name]
         value = measure.upper if bound.name.endswith(_UPPER) else measure.value
-        checks.append(_check(bound, value, facts, control))
+        if name == "auc" and value is not None and no_finding:
+            checks.append(Check(bound.name, bound.limit, value, "undecided", no_finding))
+        else:
+            checks.append(_check(bound, value, facts, control))
     return measures, checks
 
 

@@ -13,6 +13,7 @@ import pandas as pd
 from tfidf_tune._printing import counted
 from tfidf_tune.audit import _measures as audit
 from tfidf_tune.audit._before_after import before_and_after, paired_likelihoods
+from tfidf_tune.audit._blind import Blind, blind_baseline, blind_texts
 from tfidf_tune.audit._leaks import leaks, leaks_table, mismatched_lms
 from tfidf_tune.passages import Passage
 from tfidf_tune.probe.attacks import ATTACKS
@@ -67,6 +68,17 @@ _BASE_MODEL = (
     "quotation): audit the base model with the same probe file."
 )
 
+_TEXTS_DIFFER = (
+    "The texts of targets and controls can be told apart without the model, so the membership AUC "
+    "is no finding about it: choose controls from the same text by chance (`tfidf-tune data "
+    "holdout`)."
+)
+_BY_COIN = (
+    "By a coin. Targets and controls were divided by a coin before training, so that they differ "
+    "by the coin alone. What a classifier without the model tells apart is then chance, and does "
+    "not take the finding of membership inference away."
+)
+
 _COMPARED = (
     "Compared. The longest run of tokens that an answer shares with its passage (LMS) and whether "
     "the answer is the passage word for word. Controls show what fluent text shares by chance."
@@ -103,6 +115,7 @@ def audit_report(
     accept_unanswered: bool = False,
     accept_unproven: bool = False,
     passages: Sequence[Passage] = (),
+    by_coin: bool = False,
 ) -> Report:
     """Report what the last evaluated checkpoint of a run recites of the targets, compared with the
     controls.
@@ -119,6 +132,9 @@ def audit_report(
             Default: False.
         passages (Sequence[Passage]): the probe file, which says where passages are in the text.
             Default: none.
+        by_coin (bool): targets and controls were divided by a coin before training, so that
+            membership inference is a finding even if their texts can be told apart without the
+            model. Default: False.
 
     Raises:
         ValueError: If no checkpoint has a sample of a target, or no model can pass a limit with so
@@ -143,6 +159,16 @@ def audit_report(
     audit.require_possible(bounds, facts.num_targets, facts.num_controls, longest=facts.longest)
     name = _name(facts.checkpoint)
     likelihoods = membership_table(results.scores, [({"Model": name}, [at])], notes)
+    # Membership inference is no finding if the texts alone give the targets away.
+    blind = None
+    if len(likelihoods.frame):
+        blind = blind_baseline(blind_texts(facts.plain, passages))
+    no_finding = ""
+    if blind is not None and blind.tells_apart and not by_coin:
+        no_finding = (
+            "a classifier that never saw the model tells targets and controls apart, too (AUC "
+            f"{blind.auc:.2f}), so the texts differ"
+        )
     control = positive_control_of(results, at)
     if facts.num_unanswered_targets and not (accept_unanswered or facts.checkpoint.prompt_obstacle):
         missing = (
@@ -150,10 +176,15 @@ def audit_report(
         )
         control = control._replace(obstacle=missing)
     measures, checks = audit.measures_and_checks(
-        facts, results.scores, at, likelihoods.frame, bounds, control
+        facts, results.scores, at, likelihoods.frame, bounds, control, no_finding
     )
+    detected = ""
     rows = likelihoods.frame.to_dict("records")
-    verdict = _verdict(facts, name, checks, control, is_detected=any(map(is_detectable, rows)))
+    if any(is_detectable(row) for row in rows):
+        detected = STILL_DETECTABLE
+        if blind is not None and no_finding:
+            detected = _not_by_the_model(rows[0]["AUC"], blind)
+    verdict = _verdict(facts, name, checks, control, detected=detected)
     verdict += hardly_learned(results.scores, {at: name})
     # The model before training, if it was asked for the same: the reference, or a run's start.
     before = None
@@ -166,7 +197,7 @@ def audit_report(
     listed = _leaks(facts, before, results.scores, at, passages)
     verdict += _because(facts, before, listed)
     tables = (
-        _overview(facts, likelihoods, control, notes),
+        _overview(facts, likelihoods, control, notes, blind=blind, is_finding=not no_finding),
         *compared,
         audit.limits(checks),
         audit.recited(facts),
@@ -188,9 +219,11 @@ def audit_report(
         caption=f"Share of continuations that recite at least so many tokens in a row{lines}",
     )
     has_likelihoods = len(likelihoods.frame) > 0
-    method = _method_and_limits(facts, show_passages=show_passages, has_likelihoods=has_likelihoods)
+    method = _method_and_limits(
+        facts, show_passages=show_passages, has_likelihoods=has_likelihoods, by_coin=by_coin
+    )
     summary = _summary(
-        facts, name, verdict, measures, checks, control, accept_unproven=accept_unproven
+        facts, name, verdict, measures, checks, control, blind, accept_unproven=accept_unproven
     )
     return Report(
         title=f"What {name} recites",
@@ -203,6 +236,17 @@ def audit_report(
         sections=[method],
         mark=SHARED_MARK,
         summary=summary,
+    )
+
+
+def _not_by_the_model(auc: float, blind: Blind) -> str:
+    """Say that the loss tells targets and controls apart, and that this says nothing about the
+    model.
+    """
+    return (
+        f" Its loss tells these passages from unseen text (AUC {auc:.2f}), but so does a "
+        f"classifier that never saw the model (AUC {blind.auc:.2f}): the texts differ, so this is "
+        "no finding about the model."
     )
 
 
@@ -265,15 +309,18 @@ def _verdict(
     checks: Sequence[audit.Check],
     control: PositiveControl,
     *,
-    is_detected: bool,
+    detected: str,
 ) -> str:
     """Say how many targets are recited further than controls, whether that could have been seen,
     and which limits hold.
 
     What was not shown is never called clean: then the sentence about recitation is left out.
+    ``detected`` is what to say of membership inference after a result at chance: a clause, or a
+    sentence of its own, which begins with a space.
     """
     floor = facts.floor
     recited = facts.recited
+    is_at_chance = False
     if recited is not None and recited.number:
         number = f"{recited.number} of {facts.num_targets} passages"
         text = f"{name}: {number} are recited further than unseen text{_recited_tiers(recited)}"
@@ -296,7 +343,10 @@ def _verdict(
         )
         text = f"{name} recites {more} of its training text than of text it never saw"
     else:
-        text = f"{name} {AT_CHANCE}{STILL_DETECTABLE if is_detected else ''}"
+        text = f"{name} {AT_CHANCE}"
+        is_at_chance = True
+        if detected == STILL_DETECTABLE:
+            text += detected
     if (
         recited is not None
         and not recited.number
@@ -307,6 +357,8 @@ def _verdict(
         text += _noticeable(recited)
     length = f"{counted(facts.longest, 'token')}{about_words(facts.longest, facts.words_a_token)}"
     text += f"; {facts.num_verbatim} of {facts.num_targets} passages verbatim for up to {length}."
+    if is_at_chance and detected != STILL_DETECTABLE:
+        text += detected
     if control.state == "shown":
         text += f" Shown the text, it reads {control.text}."
     elif control.state == "not applicable":
@@ -411,7 +463,13 @@ def _readings(control: PositiveControl) -> Table:
 
 
 def _overview(
-    facts: audit.Facts, likelihoods: Table, control: PositiveControl, notes: Footnotes
+    facts: audit.Facts,
+    likelihoods: Table,
+    control: PositiveControl,
+    notes: Footnotes,
+    *,
+    blind: Blind | None,
+    is_finding: bool,
 ) -> Table:
     """Show the answers of an audit, each with its interval, and the reading of the positive
     control.
@@ -435,11 +493,16 @@ def _overview(
     if len(likelihoods.frame):
         auc = likelihoods.frame.iloc[0]
         row["Membership AUC"] = cell(auc["AUC"], auc.reindex(["AUC from", "AUC to"]))
+    row["Without the model"] = None
+    if blind is not None:
+        row["Without the model"] = cell(blind.auc, (blind.low, blind.high))
     caveats = [FEW_UNITS] if MIN_UNITS <= fewest < ENOUGH_UNITS else []
     if floor is not None and floor.excess.low <= 0:
         caveats.append(BOUND if floor.excess.high >= 0 else _EASY_CONTROLS)
     if verbatim or (floor is not None and floor.excess.low > 0):
         caveats.append(_BASE_MODEL)
+    if not is_finding:
+        caveats.append(_TEXTS_DIFFER)
     lost = facts.checkpoint.lost_prompts
     if lost:
         caveats.append(
@@ -459,6 +522,14 @@ def _overview(
         "In brackets: 95 % intervals over passages; of verbatim recitation the one-sided "
         f"bound.{notes.mark(*caveats)}",
     ]
+    if blind is not None:
+        about.insert(
+            2,
+            "Without the model: the AUC of a classifier that learned to tell targets from controls "
+            "by their words and characters, from other documents than it is tested on. Above "
+            f"chance (here p = {blind.p_value:.3f}, by shuffled labels), the texts differ, and the "
+            "model may find targets likelier although it never saw them.",
+        )
     return Table("overview", "What the model recites", pd.DataFrame([row], dtype=object), about)
 
 
@@ -501,6 +572,7 @@ def _summary(
     measures: dict[str, audit.MeasuredValue],
     checks: Sequence[audit.Check],
     control: PositiveControl,
+    blind: Blind | None,
     *,
     accept_unproven: bool,
 ) -> dict[str, Any]:
@@ -534,6 +606,7 @@ def _summary(
             "reason": control.problem or control.not_applicable,
             "readings": [_as_json(reading) for reading in control.readings],
         },
+        "blind": None if blind is None else blind._asdict() | {"tells_apart": blind.tells_apart},
         "limits": limits,
         "passed": within_limits and is_shown,
         "passages": json.loads(best[names].to_json(orient="records")),
@@ -593,7 +666,7 @@ def _prompts_at_server(obstacle: str | None) -> str:
 
 
 def _method_and_limits(
-    facts: audit.Facts, *, show_passages: bool, has_likelihoods: bool
+    facts: audit.Facts, *, show_passages: bool, has_likelihoods: bool, by_coin: bool
 ) -> Section:
     """Say what an audit did and what its result does not say, for readers who decide
     about a model.
@@ -610,4 +683,8 @@ def _method_and_limits(
     likelihoods = " Likelihoods were not measured: the model gave none."
     compared = _COMPARED + (_LIKELIHOODS if has_likelihoods else likelihoods)
     shown = "Text. Passages are shown in full." if show_passages else _EXCERPTS
-    return Section("method", "Method and limits", (asked, compared, *_LIMITS, shown))
+    paragraphs = [asked, compared, *_LIMITS]
+    if by_coin:
+        paragraphs.append(_BY_COIN)
+    paragraphs.append(shown)
+    return Section("method", "Method and limits", tuple(paragraphs))
