@@ -15,6 +15,7 @@ from tfidf_tune.audit import _measures as audit
 from tfidf_tune.audit._before_after import before_and_after, paired_likelihoods
 from tfidf_tune.audit._blind import Blind, blind_baseline, blind_texts
 from tfidf_tune.audit._leaks import leaks, leaks_table, mismatched_lms
+from tfidf_tune.audit._true_positives import FEWEST_CONTROLS, true_positives
 from tfidf_tune.passages import Passage
 from tfidf_tune.probe.attacks import ATTACKS
 from tfidf_tune.report.document import (
@@ -158,7 +159,9 @@ def audit_report(
     facts = audit.Facts(results, at)
     audit.require_possible(bounds, facts.num_targets, facts.num_controls, longest=facts.longest)
     name = _name(facts.checkpoint)
-    likelihoods = membership_table(results.scores, [({"Model": name}, [at])], notes)
+    likelihoods = membership_table(
+        results.scores, [({"Model": name}, [at])], notes, fewest_controls=FEWEST_CONTROLS
+    )
     # Membership inference is no finding if the texts alone give the targets away.
     blind = None
     if len(likelihoods.frame):
@@ -196,6 +199,7 @@ def audit_report(
         compared.append(before_and_after(before, facts, nlls))
     listed = _leaks(facts, before, results.scores, at, passages)
     verdict += _because(facts, before, listed)
+    repeats = facts.targets.drop_duplicates("passage_id").set_index("passage_id")["repeats"]
     tables = (
         _overview(facts, likelihoods, control, notes, blind=blind, is_finding=not no_finding),
         *compared,
@@ -206,6 +210,7 @@ def audit_report(
         audit.by_attack(facts.samples),
         audit.extraction(results.scores, at),
         likelihoods,
+        true_positives(results.scores, at, repeats),
         audit.by_prefix_length(facts.plain, notes),
         audit.by_repeats(facts.targets),
         leaks_table(listed),

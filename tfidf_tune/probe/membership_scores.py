@@ -184,13 +184,18 @@ def true_positive_rate(members: Floats, others: Floats, false_positive_rate: flo
     Scores are float64, ``[..., n]`` of members and ``[..., k]`` of others; the rate is at least 0
     and less than 1.
     """
+    threshold = threshold_of(others, false_positive_rate)
+    return (members > threshold).mean(axis=-1)
+
+
+def threshold_of(others: Floats, false_positive_rate: float = 0.01) -> Any:
+    """Return the threshold of :func:`true_positive_rate`, ``[..., 1]`` for others ``[..., k]``."""
     # The threshold is a score of the others: as many as are allowed lie above it. Of 100 others and
     # a rate of 0.29 that are 29, although the product falls short of it by rounding.
     num_others = others.shape[-1]
     num_above = math.floor(false_positive_rate * num_others + 1e-9)
     rank = num_others - 1 - num_above
-    threshold = np.partition(others, rank, axis=-1)[..., rank, None]
-    return (members > threshold).mean(axis=-1)
+    return np.partition(others, rank, axis=-1)[..., rank, None]
 
 
 def exposure(nll: Floats, control_nll: Floats) -> Floats:

@@ -1,7 +1,7 @@
 """Whether the likelihoods of passages tell training text from other text."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -30,9 +30,13 @@ def membership_table(
     scores: pd.DataFrame,
     groups: Sequence[tuple[Mapping[str, str], Sequence[int]]],
     footnotes: Footnotes,
+    *,
+    fewest_controls: int = 0,
 ) -> Table:
     """Make a table of groups of checkpoints (one for each seed), under their first cells, that have
     the scores.
+
+    With fewer than ``fewest_controls`` controls a note takes the place of true positive rates.
     """
     rows = []
     for labels, checkpoints in groups:
@@ -43,6 +47,14 @@ def membership_table(
         return Table("membership", "Likelihood and membership", pd.DataFrame())
     frame = pd.DataFrame(rows, columns=list(rows[0]))
     fewest = frame.pop("units").min()
+    num_controls = frame.pop("controls").min()
+    about_tpr = "TPR: targets found at a threshold that at most 1 % of the controls exceed."
+    if num_controls < fewest_controls:
+        frame = frame.drop(columns=list(_TPR))
+        about_tpr = (
+            "True positives at 1 % false positives are left out: 1 % takes "
+            f"{fewest_controls} controls, and there are {num_controls}."
+        )
     intervals = (
         f"From and to: 95 %, percentile bootstrap of {NUM_RESAMPLES:,} resamples of passages, "
         f"targets and controls separately.{footnotes.mark(*few_units(fewest))}"
@@ -51,8 +63,7 @@ def membership_table(
         "NLL: nats per token of complete passages; the gap is controls minus targets. AUC: "
         "probability that a target looks more like training text than a control, by the loss or "
         "another attack; 0.5 is chance, and membership stays detectable where the interval of the "
-        "AUC excludes it. TPR: targets found at a threshold that at most 1 % of the controls "
-        "exceed.",
+        f"AUC excludes it. {about_tpr}",
         "Exposure: log2(controls + 1), its maximum, minus log2 of the rank of a target's NLL among "
         "the controls', on average over targets; 1.44 or less by chance.",
         "Extracted: targets of which at least one sample at temperature 1 is exactly the "
@@ -125,7 +136,44 @@ def _row(scores: pd.DataFrame, checkpoints: Sequence[int]) -> dict[str, Any]:
     if len(continuations):
         row[_EXTRACTED] = 100 * extraction_probability(continuations, _NUM_SAMPLES).mean()
     row["units"] = by_loss.auc_interval.num_units
+    row["controls"] = controls["nll"].shape[1]
     return row
+
+
+class AttackScores(NamedTuple):
+    """The scores of an attack on the likelihoods of one checkpoint, the higher the more likely a
+    member.
+
+    Attributes:
+        attack (str): "Loss", "zlib", ...
+        targets (pandas.Series): float64, by passage.
+        controls (pandas.Series): float64, by passage.
+    """
+
+    attack: str
+    targets: pd.Series
+    controls: pd.Series
+
+
+def attack_scores(scores: pd.DataFrame, checkpoint: int) -> list[AttackScores]:
+    """Return the scores of each attack; nothing without scores of targets and controls."""
+    rows = scores[scores["checkpoint"] == checkpoint]
+    units = {}
+    by_attack = {}
+    for kind in ("target", "control"):
+        values = _by_passage(rows, kind)
+        if "nll" not in values:
+            return []
+        of_kind = rows[(rows["kind"] == kind) & (rows["metric"] == "passage_nll")]
+        units[kind] = sorted(of_kind["unit"].astype(str).unique())
+        by_attack[kind] = membership_scores(values)
+    found = []
+    for attack in _ATTACKS:
+        if attack in by_attack["target"] and attack in by_attack["control"]:
+            targets = pd.Series(by_attack["target"][attack][0], index=units["target"])
+            controls = pd.Series(by_attack["control"][attack][0], index=units["control"])
+            found.append(AttackScores(attack=attack, targets=targets, controls=controls))
+    return found
 
 
 def _gap(targets: Any, controls: Any, axis: int = -1) -> Any:

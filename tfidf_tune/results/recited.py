@@ -129,10 +129,9 @@ def recited_further(targets: pd.DataFrame, controls: pd.Series) -> Recited | Non
     targets = targets[~is_short]
     # All targets, and if there are several tiers of copies, each of them.
     groups = [("all", targets)]
-    repeats = targets["repeats"].fillna(0).astype(int)
-    tiers = list(targets.groupby([number.bit_length() for number in repeats]))
+    tiers = tiers_of_copies(targets)
     if len(tiers) > 1:
-        groups += [(_copies(tier), tier) for _, tier in tiers]
+        groups += tiers
     # A p-value for each, corrected together.
     nums_above = []
     p_values = []
@@ -159,6 +158,21 @@ def recited_further(targets: pd.DataFrame, controls: pd.Series) -> Recited | Non
     is_above = pd.concat(rejected)["lms"] > threshold
     number = int(is_above.groupby(level=0).any().sum())
     return Recited(threshold, num_allowed, num_controls, tuple(tests), number, num_hidden)
+
+
+def tiers_of_copies(targets: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """Divide targets by their copies: unknown, 1, 2 to 3, 4 to 7, ...
+
+    Args:
+        targets (pandas.DataFrame): a row for each passage with the column "repeats", NaN or 0 if
+            unknown.
+
+    Returns:
+        list[tuple[str, pandas.DataFrame]]: the copies in words, and the targets with so many.
+    """
+    repeats = targets["repeats"].fillna(0).astype(int)
+    tiers = targets.groupby([number.bit_length() for number in repeats])
+    return [(_copies(tier), tier) for _, tier in tiers]
 
 
 def chance_of(num_above: int, num_targets: int, num_controls: int, num_allowed: int) -> float:
