@@ -164,6 +164,8 @@ def test_an_audit_by_a_manifest_is_verified_and_a_changed_side_is_found(
     summary = json.loads((out / "report" / "audit.json").read_text())
     assert (summary["num_targets"], summary["num_controls"]) == (12, 12)
     assert summary["inputs"]["holdout"] == str(divided / "holdout.json")
+    page = (out / "report" / "report.md").read_text()
+    assert "by a coin" in page
     file = next((divided / "train").glob("*.gz"))
     content = file.read_bytes()
     file.write_bytes(content + b"\n")

@@ -31,7 +31,6 @@ def judge(
     recorded: dict[str, str],
     date: str,
     passages: Sequence[Passage] = (),
-    by_coin: bool = False,
 ) -> tuple[Report, dict[str, Any]]:
     """Write the report of answers, and ``audit.json``.
 
@@ -42,12 +41,12 @@ def judge(
         accept_unanswered (bool): as of :class:`AuditSpec`.
         accept_unproven (bool): as of :class:`AuditSpec`.
         show_passages (bool): as of :class:`AuditSpec`.
-        inputs (dict[str, Any]): hashes of texts, passages and weights, for ``audit.json``.
+        inputs (dict[str, Any]): hashes of texts, passages and weights, for ``audit.json``, and the
+            manifest of a holdout, if a coin divided targets and controls.
         recorded (dict[str, str]): more for ``audit.json``: the hash of the plan, and the folder of
             the answers within the folder of the audit. Empty without a plan.
         date (str): when the answers were judged, in ISO format.
         passages (Sequence[Passage]): the probe file, which says where passages are. Default: none.
-        by_coin (bool): targets and controls were divided by a coin before training. Default: False.
 
     Returns:
         tuple[Report, dict[str, Any]]: the report, and the content of ``audit.json``.
@@ -70,7 +69,7 @@ def judge(
         accept_unanswered=accept_unanswered,
         accept_unproven=accept_unproven,
         passages=passages,
-        by_coin=by_coin,
+        by_coin="holdout" in inputs,
     )
     summary = {**made.summary, "date": date, **recorded, "inputs": inputs}
     made = replace(made, subject=_subject(results.checkpoints[-1].checkpoint, inputs, date))
