@@ -461,17 +461,17 @@ def test_withheld_answers_are_counted_and_no_limit_passes_on_them(
         "--num-samples",
         "2",
         "--fail-above",
-        "lms=5,auc=0.99",
+        "lms=5,verbatim=0.99",
     ]
     arguments = command(tiny_checkpoint, tmp_path, *asked)
     with pytest.raises(
         SystemExit,
-        match=r"lms=5 is undecided: 3 answers are missing; auc=0\.99 is undecided: 3 answers",
+        match=r"lms=5 is undecided: 3 answers are missing; verbatim=0\.99 is undecided: 3 answers",
     ):
         main(arguments)
     shown = " ".join(capsys.readouterr().out.split())
     assert "Answers withheld by the server or empty: 3, which count as not recited." in shown
-    assert "UNDECIDED: lms=5: 3 answers are missing; auc=0.99: 3 answers are missing" in shown
+    assert "UNDECIDED: lms=5: 3 answers are missing; verbatim=0.99: 3 answers are missing" in shown
     main([*arguments, "--json", "--accept-unanswered", "--overwrite"])
     accepted = json.loads(capsys.readouterr().out)
     assert (accepted["num_unanswered"], accepted["passed"]) == (3, True)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from helpers.fakes.runs import evaluation, results, run, sample
 from scipy.stats import binom, mannwhitneyu
+from sklearn.linear_model import Ridge
 
 from tfidf_tune.audit import _blind, audit_report, parse_bounds
 from tfidf_tune.audit._blind import BlindText, blind_baseline, blind_texts
@@ -148,6 +149,25 @@ def test_the_aucs_are_those_of_pairs():
         controls = scores[~labels[:, column], column]
         pairs = len(targets) * len(controls)
         assert auc == pytest.approx(mannwhitneyu(targets, controls).statistic / pairs)
+
+
+def test_scores_are_those_of_ridge_regression_without_the_fold():
+    rng = np.random.default_rng(0)
+    texts = [drawn(rng) for _ in range(30)]
+    labels = rng.random((30, 3)) < 0.5
+    folds = np.arange(30) % 5
+
+    scores = _blind._scores_out_of_fold(texts, labels, folds)
+
+    features = _blind._features(texts).toarray()
+    for fold in range(5):
+        learned = folds != fold
+        for column in range(3):
+            ridge = Ridge(alpha=1.0, fit_intercept=False)
+            values = labels[learned, column].astype(float)
+            ridge.fit(features[learned], values - values.mean())
+            expected = ridge.predict(features[~learned])
+            np.testing.assert_allclose(scores[~learned, column], expected, atol=1e-6)
 
 
 def test_the_interval_over_documents():
