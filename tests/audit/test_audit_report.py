@@ -82,6 +82,8 @@ def test_the_interval_is_that_of_all_resamples_of_whole_passages(made):
 
 
 MORE = "results/tiny: {0} of {0} passages are recited further than unseen text"
+# All of these answers are of the same words.
+BY_ANY = " None of them needs its own beginning: that of another passage brings it out, too."
 NOTICED = "; of {} passages, 5 would have been noticed"
 NO_MORE = "results/tiny recites no more than text it never saw"
 FEW = (
@@ -112,6 +114,8 @@ def test_the_verdict_follows_from_the_interval_and_the_number_of_passages(
         "" if verdict.startswith(("Too few", "results/tiny:")) else NOTICED.format(num_targets)
     )
     read = "Shown the text, it reads 27.0 of 48 tokens."
+    if verdict.startswith("results/tiny:"):
+        read += BY_ANY
     assert (
         report.verdict
         == f"{verdict}{noticed}; 0 of {num_targets} passages verbatim for up to 12 tokens, about 12 words. {read}"

@@ -260,6 +260,8 @@ def _because(facts: audit.Facts, before: audit.Facts | None, listed: pd.DataFram
     if facts.recited is None or not facts.recited.number:
         return ""
     number = int((listed["attributed"] == "yes").sum())
+    if before is None and not number:
+        return " None of them needs its own beginning: that of another passage brings it out, too."
     if before is None:
         return (
             f" {number} of {facts.num_targets} passages are brought out by their own beginning and "
