@@ -86,7 +86,7 @@ def comparison_figures(results: Results, evaluations: pd.DataFrame) -> list[Figu
                 name="lms_progress",
                 title="Average LMS against training progress",
                 figure=lms_progress(curves),
-                caption="Average LMS of the injected passages at each checkpoint. Dashed: held-out "
+                caption="Average LMS of the targets at each checkpoint. Dashed: held-out "
                 "passages, what fluency reaches by chance. Lower is better.",
             )
         )
