@@ -14,6 +14,7 @@ from scipy import stats
 
 from tfidf_tune.audit import AuditSpec, ServerSpec, audit, verify
 from tfidf_tune.audit._plan import resolve
+from tfidf_tune.audit._reference import described
 from tfidf_tune.data import embedded_documents, hf_tokenizer
 from tfidf_tune.passages import ProbeSpec
 from tfidf_tune.probe import load_model
@@ -215,6 +216,13 @@ def test_a_reference_that_cannot_be_asked_is_refused_before_the_model_is_loaded(
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=what):
             resolve(spec_of(folder, tmp_path / "out", **changes))
+
+
+def test_a_quantized_base_is_named_so(folder, tmp_path):
+    spec = spec_of(folder, tmp_path / "out", reference="base", model_args={"load_in_4bit": True})
+    plan = resolve(spec)
+    said = described(plan.reference, plan.model_args)
+    assert said["folder"] == f"{folder / 'base'}, at the same quantization"
 
 
 def test_the_reference_can_be_behind_another_server(folder, tiny_checkpoint, tmp_path):

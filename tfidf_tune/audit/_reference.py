@@ -142,6 +142,10 @@ def described(reference: Reference, model_args: dict[str, Any]) -> dict[str, Any
     trained.
     """
     run = run_of(model_args)
+    name = reference.name
+    is_quantized = model_args.get("load_in_4bit") or model_args.get("load_in_8bit")
+    if reference.kind == "base" and is_quantized:
+        name += ", at the same quantization"
     named = str(model_args.get("peft") or model_args.get("pretrained") or model_args.get("model"))
     description = {
         "model": run.get("model", named),
@@ -149,7 +153,7 @@ def described(reference: Reference, model_args: dict[str, Any]) -> dict[str, Any
         "learning_rate": None,
         "seed": None,
         "progress": 0,
-        "folder": reference.name,
+        "folder": name,
         "recipe": None,
         "loss": None,
         "training_seconds": None,
