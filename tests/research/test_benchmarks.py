@@ -5,6 +5,7 @@ from math import comb
 import audit_limits
 import fused_head
 import measuring
+import memaudit
 import pytest
 import torch
 from authors_way import AuthorsWay
@@ -85,3 +86,35 @@ def test_a_simulated_limit_is_seldom_exceeded_by_unseen_text_and_always_where_al
     assert exceeded(0, 24) == dict.fromkeys(audit_limits.SIMULATED, 1)
     diluted = exceeded(77, 24)
     assert (diluted["recited=0"], diluted["lms=20"]) == (1, 0)  # a mean of (24 * 30 + 77 * 3) / 101
+
+
+def test_the_table_of_two_tools_pools_the_seeds_of_the_record():
+    def audit(kind, seed, ours, theirs):
+        def found(number):
+            return {"found": {"1": [0, 34], "4": [number, 33], "16": [33, 33]}, "auc": number / 33}
+
+        attacks = {name: found(ours) for name in ("Loss", "Min-K%++", "WBC")}
+        return {
+            "model": memaudit.FINE_TUNED,
+            "kind": kind,
+            "seed": seed,
+            "ours": {"attacks": attacks},
+            "theirs": {"attack": "base_calibrated_min_k_plus_plus", **found(theirs)},
+        }
+
+    audits = [audit(kind, seed, seed, 2 * seed) for kind in memaudit.HEADLINES for seed in (1, 2)]
+    table = memaudit.detection_table({"audits": audits})
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    assert [row[0] for row in rows] == ["random"] * 4 + ["natural"] * 4
+    headlines = {row[1].split(", ")[1]: row for row in rows if ": the headline" in row[1]}
+    assert headlines["Min-K%++: the headline"][0] == "random"
+    assert headlines["WBC: the headline"][0] == "natural"
+    by_name = {row[1].split(":")[0]: row[2:] for row in rows[:4]}
+    once = "0 of 68 (0 to 5 %)"  # 1 - 0.025 ** (1 / 68), exactly
+    assert by_name["ours, Loss"] == [
+        once,
+        measuring.share(3, 66),
+        measuring.share(66, 66),
+        "0.05 (0.03 to 0.06)",
+    ]
+    assert by_name["memaudit, Min-K%++ minus the reference's"][:2] == [once, measuring.share(6, 66)]
