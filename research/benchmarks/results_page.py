@@ -45,6 +45,7 @@ PAGES = {PAGE: RESULTS, ALL_TABLES: RESULTS} | {
     for page in (
         RESULTS / "smollm2.md",
         RESULTS / "audits.md",
+        RESULTS / "memaudit.md",
         PAGE.with_name("audit_evidence.md"),
         PAGE.with_name("data.md"),
     )
@@ -527,6 +528,10 @@ _TABLES: dict[str, Callable[[Path], str]] = {
     "scale": _of_script("corpus_scale"),
     "differing": _of_script("copies_that_differ"),
     "holdout_copies": _of_script("holdout_copies"),
+    "detection": _of_script("memaudit", "detection_table"),
+    "recited_by_both": _of_script("memaudit", "recitation_table"),
+    "alarms": _of_script("memaudit", "alarms_table"),
+    "costs": _of_script("memaudit", "costs_table"),
 }
 
 
