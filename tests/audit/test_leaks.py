@@ -135,7 +135,7 @@ def test_without_likelihoods_reference_and_probe_file_these_columns_are_left_out
         "Attributed",
         "Attack",
         "Prompt (tokens)",
-        "Recited text, masked",
+        "Answer, masked",
     ]
 
 

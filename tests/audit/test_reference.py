@@ -211,7 +211,7 @@ def test_a_reference_that_cannot_be_asked_is_refused_before_the_model_is_loaded(
         ),
         ({"reference": str(tmp_path / "none")}, "no folder"),
         ({"reference": "m", "reference_url": "http://x/v1"}, "is for a model behind a server"),
-        ({**of_server, "reference": "base"}, "--reference base is for an adapter, and m is none"),
+        ({**of_server, "reference": "base"}, "m is behind a server: name .* --reference-url URL"),
         ({**of_server, "reference": "m", "reference_url": "localhost"}, "localhost"),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=what):

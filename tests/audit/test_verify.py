@@ -110,7 +110,7 @@ def test_one_changed_byte_of_any_file_is_found(copy):
     with pytest.raises(SystemExit, match="not as the audit left it: .* files of the audit"):
         main(["verify", str(copy)])
     (copy / "SHA256SUMS").unlink()
-    with pytest.raises(ValueError, match="has no SHA256SUMS: name the folder of an audit"):
+    with pytest.raises(ValueError, match="is no folder with SHA256SUMS: name the folder of an audit"):
         main(["verify", str(copy)])
 
 
@@ -134,6 +134,13 @@ FORGERIES = {
     "plan.json, by its hash in audit.json": lambda folder: edit(
         folder / "plan.json", lambda line: line.replace("lms=5", "lms=6")
     ),
+    "what was asked, by the plan": lambda folder: edit(
+        folder / "plan.json", lambda line: line.replace('"prefix_length": 6', '"prefix_length": 7')
+    ),
+    "passages.json, by the plan": lambda folder: edit(
+        folder / "passages.json", lambda line: line.replace('"seed": 0', '"seed": 7')
+    ),
+    "report": lambda folder: (folder / "report" / "audit.json").write_text("[]"),
 }
 
 
@@ -155,10 +162,40 @@ def test_texts_and_weights_of_another_content_are_found(audited, copy, tmp_path)
         (audited / name).write_bytes(content + b" ")
         assert states(copy)[what] == "changed"
         (audited / name).write_bytes(content)
-    (copy / "mine.txt").write_text("of the reader")
-    found = verify(copy)
-    assert not found.changed
-    assert ("1 file beside them", "not checked", "mine.txt") in found.checks
+
+
+@pytest.mark.parametrize("name", ["mine.txt", "report/conclusion.html", "unfinished/page.html"])
+def test_what_is_put_beside_the_files_of_an_audit_is_found(copy, name):
+    (copy / name).parent.mkdir(exist_ok=True)
+    (copy / name).write_text("of somebody else")
+    assert states(copy)["nothing beside them"] == "changed"
+    (copy / name).unlink()
+    (copy / name).symlink_to(copy / "report" / "index.html")
+    assert states(copy)["nothing beside them"] == "changed"
+
+
+def test_a_shorter_list_of_hashes_or_one_of_other_folders_is_found(copy):
+    sums = (copy / "SHA256SUMS").read_text()
+    (copy / "SHA256SUMS").write_text("")
+    assert verify(copy).changed
+    for line in (
+        f"{'0' * 64}  ../x\n",
+        f"{'0' * 64}  /etc/hostname\n",
+        sums.splitlines()[0] + "\n",
+    ):
+        (copy / "SHA256SUMS").write_text(sums + line)
+        with pytest.raises(ValueError, match="is not a SHA-256 and the name of another file"):
+            verify(copy)
+
+
+def test_line_ends_of_other_scripts_in_the_text_are_no_ends_of_answers(
+    tiny_checkpoint, tmp_path, audited
+):
+    for name in ("training.txt", "unseen.txt"):
+        text = (audited / name).read_text().splitlines()
+        (tmp_path / name).write_text("\n".join(line.replace(". ", ".\u2028") for line in text))
+    audit(spec_of(tmp_path, tiny_checkpoint))
+    assert not verify(tmp_path / "audit").changed
 
 
 def test_a_changed_plan_is_another_audit(audited, copy):

@@ -15,6 +15,11 @@ from tfidf_tune.results.intervals import SEED
 from tfidf_tune.results.wording import prompt_length
 
 _EXCERPT_WORDS = 12
+_NEXT = (
+    "Next: remove these documents or their copies (tfidf-tune data dedup), or train with "
+    "repetition weights (loss=repetition); audit the new model with another --output-dir; "
+    "tfidf-tune compare of both folders of answers shows this list before and after."
+)
 _WORD = re.compile(r"\w+")
 _COLUMNS = (
     ("Passage", "passage_id", ""),
@@ -30,7 +35,7 @@ _COLUMNS = (
     ("Likelier than % of controls", "likelier", ".0f"),
     ("Attack", "attack", ""),
     ("Prompt (tokens)", "prompt", ""),
-    ("Recited text, masked", "excerpt", ""),
+    ("Answer, masked", "excerpt", ""),
 )
 
 
@@ -138,11 +143,11 @@ def leaks_table(rows: pd.DataFrame) -> Table:
         "another prefix: the same from the beginning of another passage. Attributed: recited "
         "further than unseen text by its own beginning, but not by that of another passage, and "
         "not before. Likelier: the share of the controls that look less like training text by the "
-        "loss. Of each word of the answer the first character is shown.",
-        "Next: remove these documents or their copies (tfidf-tune data dedup), or train with "
-        "repetition weights (loss=repetition); audit the new model with another --output-dir; "
-        "tfidf-tune compare of both folders of answers shows this list before and after.",
+        "loss. Of each word of the answer the first character is shown. Attributed passages come "
+        "first, then those with the most tokens more than before.",
     ]
+    if (rows["attributed"] == "yes").any():
+        notes.append(_NEXT)
     present = [column for column in _COLUMNS if column[1] in rows.columns]
     return tabulate("leaks", "Passages to act on", rows, present, notes).without_empty_columns()
 

@@ -54,6 +54,12 @@ def write_plan(plan: Plan, passages: "Sequence[Passage]", note: Note) -> str:
     content = planned(plan, passages)
     if file.is_file() and _is_asked(folder) and not plan.spec.overwrite:
         before = json.loads(file.read_text(encoding="utf-8"))
+        # Of another reference all else differs, too.
+        if before.get("reference", {}).get("name") != content["reference"]["name"]:
+            for plan_of in (before, content):
+                name = plan_of.get("reference", {}).get("name")
+                plan_of["reference"] = "none" if name is None else name
+                plan_of.get("rules", {}).pop("reference_model", None)
         changed = differences(before, content)
         if changed:
             raise ValueError(
@@ -182,18 +188,25 @@ def read_sums(folder: Path) -> dict[str, str]:
     """Return the hash of each file by its name.
 
     Raises:
-        ValueError: If the file is missing, or a line is not a hash and a name.
+        ValueError: If the folder is no audit, or a line of the file is not a hash and the name of a
+            file in the folder.
     """
     file = folder / SUMS
     if not file.is_file():
         raise ValueError(
-            f"{folder} has no {SUMS}: name the folder of an audit that tfidf-tune audit completed"
+            f"{folder} is no folder with {SUMS}: name the folder of an audit that tfidf-tune audit "
+            "completed"
         )
-    sums = {}
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    sums: dict[str, str] = {}
+    lines = file.read_bytes().decode("utf-8", "surrogateescape").split("\n")
+    for number, line in enumerate(lines[:-1], start=1):
         sha256, separator, name = line.partition("  ")
-        if len(sha256) != 64 or not separator or not name:
-            raise ValueError(f"{file}, line {number}: {line[:80]!r} is not a SHA-256 and a name")
+        is_inside = not Path(name).is_absolute() and ".." not in Path(name).parts
+        if len(sha256) != 64 or not separator or not name or not is_inside or name in sums:
+            raise ValueError(
+                f"{file}, line {number}: {line[:80]!r} is not a SHA-256 and the name of another "
+                "file in the folder"
+            )
         sums[name] = sha256
     return sums
 
@@ -206,4 +219,15 @@ def recorded_files(folder: Path) -> list[str]:
         is_temporary = any(_files.is_leftover(Path(part)) for part in name.parts)
         if path.is_file() and not is_temporary and name.parts[0] not in (SUMS, UNFINISHED):
             names.append(name.as_posix())
+    return names
+
+
+def others_in(folder: Path, sums: dict[str, str]) -> list[str]:
+    """Return what is in the folder of an audit and is no file of it: other files, and links."""
+    names = []
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        is_other_file = not path.is_dir() and name not in (SUMS, *sums)
+        if path.is_symlink() or is_other_file:
+            names.append(name)
     return names

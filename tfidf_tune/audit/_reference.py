@@ -79,6 +79,11 @@ def _require_switchable(spec: AuditSpec, model_name: str, model_args: dict[str, 
     from tfidf_tune.tasks import MODEL_NAME
 
     folder = model_args.get("peft")
+    if spec.server is not None:
+        raise ValueError(
+            f"--reference {BASE} is for an adapter that is loaded here, and {spec.model} is behind "
+            "a server: name the model before training by --reference NAME --reference-url URL"
+        )
     if folder is None:
         raise ValueError(
             f"--reference {BASE} is for an adapter, and {spec.model} is none: name the model "

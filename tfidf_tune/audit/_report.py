@@ -691,7 +691,8 @@ def _method_and_limits(
     compared = _COMPARED + (_LIKELIHOODS if has_likelihoods else likelihoods)
     shown = "Text. Passages are shown in full." if show_passages else _EXCERPTS
     paragraphs = [asked, compared, *_LIMITS]
-    if by_coin:
+    if by_coin:  # in place of what is said of other controls
+        paragraphs = [text for text in paragraphs if not text.startswith("Controls.")]
         paragraphs.append(_BY_COIN)
     paragraphs.append(shown)
     return Section("method", "Method and limits", tuple(paragraphs))

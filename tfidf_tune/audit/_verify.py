@@ -3,7 +3,7 @@ stored answers, every figure from the scores.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -15,10 +15,14 @@ from tfidf_tune._checks import differences
 from tfidf_tune._printing import counted
 from tfidf_tune.audit._judging import judge
 from tfidf_tune.audit._measures import Bound, parse_bounds
-from tfidf_tune.audit._record import PLAN, PROBE_FILE, SUMS, read_sums, recorded_files
+from tfidf_tune.audit._record import PLAN, PROBE_FILE, SUMS, others_in, read_sums
 from tfidf_tune.passages import read_probe_file
 from tfidf_tune.probe.sample_fields import POSITIVE_CONTROL
+from tfidf_tune.results.intervals import NUM_RESAMPLES, SEED
 
+MEMORIZATION_TASK = "tfidf_memorization_prefixes"
+RECORD = "passages.json"
+_OF_EACH = (PLAN, "report/audit.json", "report/index.html", "report/report.json")
 _SHOWN = 3  # of the differences that a check names
 
 
@@ -65,13 +69,39 @@ def verify(folder: str | Path) -> Verification:
     checks = [*_files_of(folder, sums)]
     if any(check.state == "changed" for check in checks):
         return Verification(checks, root)
+    # A file with its right hash can still hold what no audit writes.
+    steps: dict[str, Callable[[], Iterable[Check]]] = {
+        "plan": lambda: _plan(folder, *_contents(folder)),
+        "answers": lambda: _answers(_evaluated(folder, _contents(folder)[1])),
+        "report": lambda: [_report(folder, *_contents(folder))],
+        "inputs": lambda: _inputs(folder, _contents(folder)[0]),
+    }
+    for what, step in steps.items():
+        checks += _checked(what, step)
+    return Verification(checks, root)
+
+
+def _checked(what: str, step: "Callable[[], Iterable[Check]]") -> Iterator[Check]:
+    try:
+        yield from step()
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        problem = f"cannot be read ({type(error).__name__}: {error})"
+        yield Check(what, "changed", problem[:300])
+
+
+def _contents(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the plan, and ``audit.json``."""
     plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
     summary = json.loads((folder / "report" / "audit.json").read_text(encoding="utf-8"))
-    checks.append(_plan(folder, summary))
-    checks += _answers(folder / summary["evaluation"])
-    checks.append(_report(folder, plan, summary))
-    checks += _inputs(folder, plan)
-    return Verification(checks, root)
+    return plan, summary
+
+
+def _evaluated(folder: Path, summary: dict[str, Any]) -> Path:
+    """Return the folder of the answers, which is one of the audit's."""
+    name = Path(summary["evaluation"])
+    if name.is_absolute() or len(name.parts) != 2 or name.parts[0] != "evaluation":
+        raise ValueError(f"audit.json names the answers in {name}, not in the folder of the audit")
+    return folder / name
 
 
 def _files_of(folder: Path, sums: dict[str, str]) -> Iterator[Check]:
@@ -82,17 +112,44 @@ def _files_of(folder: Path, sums: dict[str, str]) -> Iterator[Check]:
             changed.append(f"{name} is missing")
         elif _files.file_sha256(folder / name) != sha256:
             changed.append(f"{name} has other content")
-    what = f"{counted(len(sums), 'file')} of the audit"
-    yield _compared(what, changed)
-    added = [name for name in recorded_files(folder) if name not in sums]
+    missing = [name for name in _OF_EACH if name not in sums]
+    changed += [f"{name} is not in {SUMS}" for name in missing]
+    yield _compared(f"{counted(len(sums), 'file')} of the audit", changed)
+    added = others_in(folder, sums)
     if added:
-        yield Check(f"{counted(len(added), 'file')} beside them", "not checked", _some(added))
+        yield Check("nothing beside them", "changed", _some(added))
 
 
-def _plan(folder: Path, summary: dict[str, Any]) -> Check:
+def _plan(folder: Path, plan: dict[str, Any], summary: dict[str, Any]) -> Iterator[Check]:
+    """Compare the plan with its hash, and with what was asked."""
     is_same = _files.file_sha256(folder / PLAN) == summary["plan"]
     changed = [] if is_same else [f"audit.json follows from the plan {summary['plan'][:16]}"]
-    return _compared(f"{PLAN}, by its hash in audit.json", changed)
+    yield _compared(f"{PLAN}, by its hash in audit.json", changed)
+
+    # What was asked, by the documents of the answers.
+    asked = set()
+    for file in _samples(_evaluated(folder, summary), MEMORIZATION_TASK):
+        for entry in _entries(file):
+            doc = entry["doc"]
+            attack = doc["attack"] or "greedy"
+            asked.add((attack, doc["offset"], doc["prefix_length"], doc["max_new_tokens"]))
+    limit = plan["rules"]["max_new_tokens"]
+    planned = {
+        (attack["name"], attack["offset"], attack["prefix_length"], limit)
+        for attack in plan["attacks"]
+    }
+    own_prompts = {each for each in asked if each[2] == 0}  # completions, of any length
+    changed = [f"asked {each}" for each in sorted(asked - own_prompts - planned)]
+    changed += [f"planned {each}" for each in sorted(planned - asked) if not own_prompts]
+    for name in ("targets", "controls"):
+        if plan["passages"][name] != summary[f"num_{name}"]:
+            changed.append(f"{plan['passages'][name]} {name} were planned")
+    if plan["intervals"]["seed"] != SEED or plan["intervals"]["resamples"] != NUM_RESAMPLES:
+        changed.append(f"intervals are of {NUM_RESAMPLES} resamples with seed {SEED}")
+    files = plan["model"]["files"]
+    if summary["inputs"]["model"] != files:
+        changed.append("audit.json names other weights")
+    yield _compared("what was asked, by the plan", changed)
 
 
 def _answers(evaluated: Path) -> Iterator[Check]:
@@ -100,11 +157,11 @@ def _answers(evaluated: Path) -> Iterator[Check]:
     from tfidf_tune.tasks import memorization, positive_control
 
     score_again: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
-        "tfidf_memorization_prefixes": (memorization.process_results, ("sample",)),
+        MEMORIZATION_TASK: (memorization.process_results, ("sample",)),
         POSITIVE_CONTROL: (positive_control.process_results, ("num_read", "generated_text")),
     }
     for task, (process, names) in score_again.items():
-        for file in sorted(evaluated.rglob(f"samples_{task}_2*.jsonl")):
+        for file in _samples(evaluated, task):
             yield _scored_again(file, task, process, names)
     yield Check("likelihoods", "not checked", "they need the model")
 
@@ -112,11 +169,12 @@ def _answers(evaluated: Path) -> Iterator[Check]:
 def _scored_again(
     file: Path, task: str, process: Callable[..., Any], names: tuple[str, ...]
 ) -> Check:
-    lines = file.read_text(encoding="utf-8").splitlines()
-    what = f"{counted(len(lines), 'score')} of {task}, from the answers"
+    entries = _entries(file)
+    what = f"{counted(len(entries), 'score')} of {task}, from the answers"
     changed = []
-    for number, line in enumerate(lines, start=1):
-        entry = json.loads(line)
+    for number, entry in enumerate(entries, start=1):
+        if _flat(entry["resps"]) != _flat(entry["filtered_resps"]):
+            changed.append(f"line {number}: resps")
         scored = deepcopy(entry["doc"])
         try:
             process(scored, entry["filtered_resps"])
@@ -127,6 +185,26 @@ def _scored_again(
             if score != _comparable(entry["doc"][name]):
                 changed += [f"line {number}: {name}"]
     return _compared(what, changed)
+
+
+def _flat(responses: Any) -> list[Any]:
+    """Return responses without the lists that group them."""
+    if not isinstance(responses, list):
+        return [responses]
+    flat: list[Any] = []
+    for response in responses:
+        flat += _flat(response)
+    return flat
+
+
+def _samples(evaluated: Path, task: str) -> list[Path]:
+    return sorted(evaluated.rglob(f"samples_{task}_2*.jsonl"))
+
+
+def _entries(file: Path) -> list[dict[str, Any]]:
+    """Read the lines of the harness; text in them may have other line ends than these."""
+    lines = file.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines if line]
 
 
 def _comparable(value: Any) -> Any:
@@ -145,7 +223,7 @@ def _report(folder: Path, plan: dict[str, Any], summary: dict[str, Any]) -> Chec
     with TemporaryDirectory() as temporary:
         made = Path(temporary) / "report"
         judge(
-            folder / summary["evaluation"],
+            _evaluated(folder, summary),
             made,
             _bounds(plan),
             accept_unanswered=plan["accept_unanswered"],
@@ -162,6 +240,10 @@ def _report(folder: Path, plan: dict[str, Any], summary: dict[str, Any]) -> Chec
             name = path.relative_to(made)
             if path.is_file() and path.read_bytes() != _content(folder / "report" / name):
                 changed.append(f"report/{name.as_posix()}")
+        written = {path.relative_to(made) for path in made.rglob("*")}
+        for path in sorted((folder / "report").rglob("*")):
+            if path.relative_to(folder / "report") not in written:
+                changed.append(f"report/{path.relative_to(folder / 'report')} is of nothing")
     return _compared(what, changed)
 
 
@@ -202,6 +284,8 @@ def _inputs(folder: Path, plan: dict[str, Any]) -> Iterator[Check]:
             "texts", "not checked", "the passages are of a probe file that was there before"
         )
         return
+    recorded = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    yield _compared(f"{RECORD}, by the plan", differences(chosen, recorded))
     yield _hashed_files("texts", chosen["texts"])
     yield _chosen_again(folder, plan, chosen)
 
@@ -233,8 +317,11 @@ def _chosen_again(folder: Path, plan: dict[str, Any], chosen: dict[str, Any]) ->
         options["held_out"] = options["held_out"]["file"]
     try:
         now = search_arguments(hf_tokenizer(plan["tokenizer"]), ProbeSpec(**options))
-    except (OSError, ValueError) as error:
+    except OSError as error:
         return Check(what, "not checked", str(error)[:200])
+    except ValueError as error:
+        is_missing = any(not Path(name).exists() for name in chosen["texts"])
+        return Check(what, "not checked" if is_missing else "changed", str(error)[:200])
     now["probe_file"] = _files.file_sha256(folder / PROBE_FILE)
     return _compared(what, differences(chosen, json.loads(json.dumps(now))))
 
