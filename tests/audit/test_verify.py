@@ -110,7 +110,9 @@ def test_one_changed_byte_of_any_file_is_found(copy):
     with pytest.raises(SystemExit, match="not as the audit left it: .* files of the audit"):
         main(["verify", str(copy)])
     (copy / "SHA256SUMS").unlink()
-    with pytest.raises(ValueError, match="is no folder with SHA256SUMS: name the folder of an audit"):
+    with pytest.raises(
+        ValueError, match="is no folder with SHA256SUMS: name the folder of an audit"
+    ):
         main(["verify", str(copy)])
 
 
