@@ -15,18 +15,10 @@ from pathlib import Path
 import pandas as pd
 
 from tfidf_tune.results import Results, read_results, write_results
+from tfidf_tune.results.membership_table import SCORES
 from tfidf_tune.results.table import scores_table
 
-_OF_PASSAGES = (
-    "lms",
-    "passage_nll",
-    "zlib",
-    "min_k",
-    "min_k_plus_plus",
-    "reference_nll",
-    "wbc",
-    "error_zone",
-)
+_OF_PASSAGES = ("lms", *SCORES)
 _WHOLE = ("continuation_nll",)
 
 

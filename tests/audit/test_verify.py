@@ -253,3 +253,13 @@ def test_a_plan_has_no_secret_and_nothing_of_the_connection():
         "token": "(not recorded)",
         "hub_api_key": "(not recorded)",
     }
+
+
+def test_a_tokenizer_in_a_folder_of_its_own_is_no_part_of_the_model(audited, tmp_path):
+    tokenizer = shutil.copytree(audited / "model", tmp_path / "tokenizer")
+    for name in ("model.safetensors", "config.json"):
+        (tokenizer / name).unlink()
+    out = tmp_path / "audit"
+    result = audit(spec_of(audited, audited / "model", tokenizer=str(tokenizer), output_dir=out))
+    assert {Path(name).parent for name in result.summary["inputs"]["model"]} == {audited / "model"}
+    assert not verify(out).changed

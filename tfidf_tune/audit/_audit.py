@@ -1,6 +1,5 @@
 """An audit from its specification to its report: resolve, choose, ask, judge."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from tfidf_tune import _files
 from tfidf_tune.audit._asking import ask, connect, require_limits_possible
-from tfidf_tune.audit._choosing import DEFAULT_CONTROLS, Note, choose
+from tfidf_tune.audit._choosing import Note, choose
 from tfidf_tune.audit._judging import judge
 from tfidf_tune.audit._measures import Bound, parse_bounds, require_possible
-from tfidf_tune.audit._plan import Plan, describe_requests, resolve
-from tfidf_tune.audit._record import discard_plan, write_plan, write_sums
+from tfidf_tune.audit._plan import describe_requests, resolve
+from tfidf_tune.audit._record import discard_plan, inputs_of, write_plan, write_sums
 from tfidf_tune.audit._spec import AuditSpec, output_folder
 from tfidf_tune.report import Report, require_report_folder
 
@@ -92,7 +91,7 @@ def audit(
         if spec.server is not None or prices is not None:
             note(describe_requests(plan, passages, prices))
         require_limits_possible(plan, passages, bounds)
-        planned_as = write_plan(plan, passages, note)
+        planned, planned_as = write_plan(plan, passages, note)
         try:
             with ask(plan, server, passages, bounds, note) as evaluated:
                 report, summary = judge(
@@ -102,7 +101,7 @@ def audit(
                     accept_unanswered=spec.accept_unanswered,
                     accept_unproven=spec.accept_unproven,
                     show_passages=spec.show_passages,
-                    inputs=_hashes(plan),
+                    inputs=inputs_of(planned),
                     recorded={
                         "plan": planned_as,
                         "evaluation": evaluated.relative_to(spec.folder).as_posix(),
@@ -213,26 +212,3 @@ def _limits(
     require_report_folder(folder / "report")
     _files.require_writable("--output-dir", folder)
     return bounds
-
-
-def _hashes(plan: Plan) -> dict[str, Any]:
-    """Return hashes of the passages, of what they were chosen from, and of the files of a model
-    that is here.
-    """
-    hashes: dict[str, Any] = {"probe_file": _files.file_sha256(plan.probe_file)}
-    if plan.probe_file.parent == plan.record.parent and plan.record.is_file():
-        recorded = json.loads(plan.record.read_text(encoding="utf-8"))
-        for key in ("texts", "controls", "tokenizer", "held_out", "holdout"):
-            if recorded.get(key):
-                hashes[key] = recorded[key]
-        if recorded.get("controls"):
-            hashes["controls_source"] = recorded.get("controls_source") or DEFAULT_CONTROLS
-    of_model = {}
-    for name in ("pretrained", "peft"):
-        folder = Path(str(plan.model_args.get(name, "")))
-        if name in plan.model_args and folder.is_dir():
-            for file in sorted(folder.iterdir()):
-                if file.is_file():
-                    of_model[str(file)] = _files.file_sha256(file)
-    hashes["model"] = of_model
-    return hashes

@@ -6,6 +6,7 @@ import json
 import platform
 import re
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import asdict
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfidf_tune import _files
 from tfidf_tune._checks import differences
-from tfidf_tune.audit._choosing import Note
+from tfidf_tune.audit._choosing import DEFAULT_CONTROLS, Note
 from tfidf_tune.audit._plan import Plan
 from tfidf_tune.probe.positive_control import LEAST_SHARE_READ, MOST_P_VALUE
 from tfidf_tune.results.intervals import NUM_RESAMPLES, SEED
@@ -37,12 +38,14 @@ _OF_THE_CONNECTION = (
     "timeout",
     "max_retries",
 )
+# Arguments that name what is audited: a model, and an adapter.
+_MODELS = ("pretrained", "peft")
 _SECRET = re.compile("token$|key|secret|password", re.IGNORECASE)
 _PACKAGES = ("tfidf_tune", "torch", "transformers", "peft", "lm_eval", "numpy", "pandas")
 
 
-def write_plan(plan: Plan, passages: "Sequence[Passage]", note: Note) -> str:
-    """Write ``plan.json`` before the first question, and return its SHA-256.
+def write_plan(plan: Plan, passages: "Sequence[Passage]", note: Note) -> tuple[dict[str, Any], str]:
+    """Write ``plan.json`` before the first question; return its content and its SHA-256.
 
     An audit goes on in a folder, or is made again there, only by the plan that the folder has.
 
@@ -51,16 +54,17 @@ def write_plan(plan: Plan, passages: "Sequence[Passage]", note: Note) -> str:
     """
     folder = plan.spec.folder
     file = folder / PLAN
-    content = planned(plan, passages)
+    content = _planned(plan, passages)
     if file.is_file() and _is_asked(folder) and not plan.spec.overwrite:
         before = json.loads(file.read_text(encoding="utf-8"))
+        now = deepcopy(content)
         # Of another reference all else differs, too.
         if before.get("reference", {}).get("name") != content["reference"]["name"]:
-            for plan_of in (before, content):
+            for plan_of in (before, now):
                 name = plan_of.get("reference", {}).get("name")
                 plan_of["reference"] = "none" if name is None else name
                 plan_of.get("rules", {}).pop("reference_model", None)
-        changed = differences(before, content)
+        changed = differences(before, now)
         if changed:
             raise ValueError(
                 f"{folder} is the audit of another plan: {'; '.join(changed)}. Name "
@@ -73,7 +77,7 @@ def write_plan(plan: Plan, passages: "Sequence[Passage]", note: Note) -> str:
             temporary.write_text(text, encoding="utf-8")
     sha256 = _files.file_sha256(file)
     note(f"Plan, before the first question: {file}, SHA-256 {sha256}.")
-    return sha256
+    return content, sha256
 
 
 def discard_plan(folder: Path) -> None:
@@ -86,7 +90,7 @@ def _is_asked(folder: Path) -> bool:
     return (folder / "evaluation").is_dir() or (folder / UNFINISHED).is_dir()
 
 
-def planned(plan: Plan, passages: "Sequence[Passage]") -> dict[str, Any]:
+def _planned(plan: Plan, passages: "Sequence[Passage]") -> dict[str, Any]:
     """Return the content of ``plan.json``: all that decides about the result, JSON data."""
     spec = plan.spec
     kinds = [passage.kind for passage in passages]
@@ -104,7 +108,7 @@ def planned(plan: Plan, passages: "Sequence[Passage]") -> dict[str, Any]:
             "name": spec.model,
             "backend": plan.model_name,
             "arguments": _deciding(plan.model_args),
-            "files": _hashes_of_models([*plan.model_args.values()]),
+            "files": _hashes_of_models([plan.model_args.get(name) for name in _MODELS]),
         },
         "reference": {
             "name": spec.reference,
@@ -117,7 +121,7 @@ def planned(plan: Plan, passages: "Sequence[Passage]") -> dict[str, Any]:
             "controls": kinds.count("control"),
             "file": PROBE_FILE if plan.chosen is not None else str(plan.probe_file.resolve()),
             "sha256": _files.file_sha256(plan.probe_file),
-            "chosen_from": chosen_from(plan.probe_file, plan.record),
+            "chosen_from": _chosen_from(plan.probe_file, plan.record),
         },
         "attacks": attacks,
         "rules": {**plan.settings, "stopping": "after max_new_tokens, or at EOS of a server"},
@@ -147,9 +151,24 @@ def _deciding(model_args: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def chosen_from(probe_file: Path, record: Path) -> dict[str, Any] | None:
-    """Return what passages were chosen from, which an audit records beside them; None for a probe
-    file of somebody else.
+def inputs_of(planned: dict[str, Any]) -> dict[str, Any]:
+    """Return the hashes of a plan that ``audit.json`` has: of the passages, of what they were
+    chosen from, and of the files of a model that is here.
+    """
+    hashes: dict[str, Any] = {"probe_file": planned["passages"]["sha256"]}
+    recorded = planned["passages"]["chosen_from"] or {}
+    for key in ("texts", "controls", "tokenizer", "held_out", "holdout"):
+        if recorded.get(key):
+            hashes[key] = recorded[key]
+    if recorded.get("controls"):
+        hashes["controls_source"] = recorded.get("controls_source") or DEFAULT_CONTROLS
+    hashes["model"] = planned["model"]["files"]
+    return hashes
+
+
+def _chosen_from(probe_file: Path, record: Path) -> dict[str, Any] | None:
+    """Return what the passages were chosen from, by the record of the audit that has chosen them;
+    None for a probe file that was there before.
     """
     if probe_file.parent != record.parent or not record.is_file():
         return None
@@ -223,7 +242,7 @@ def recorded_files(folder: Path) -> list[str]:
 
 
 def others_in(folder: Path, sums: dict[str, str]) -> list[str]:
-    """Return what is in the folder of an audit and is no file of it: other files, and links."""
+    """Return the names of everything in the folder that the audit did not write, and of links."""
     names = []
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()

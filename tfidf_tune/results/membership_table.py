@@ -11,7 +11,7 @@ from tfidf_tune.report.document import Footnotes, Table
 from tfidf_tune.results.intervals import NUM_RESAMPLES, bootstrap_interval, membership
 from tfidf_tune.results.wording import few_units
 
-_SCORES = (
+SCORES = (
     "passage_nll",
     "zlib",
     "min_k",
@@ -183,7 +183,7 @@ def _gap(targets: Any, controls: Any, axis: int = -1) -> Any:
 
 def _by_passage(rows: pd.DataFrame, kind: str) -> dict[str, Any]:
     """Score -> float64 ``[m, n]`` of checkpoints and passages, of scores that all of them have."""
-    scored = rows[(rows["kind"] == kind) & rows["metric"].isin(_SCORES)]
+    scored = rows[(rows["kind"] == kind) & rows["metric"].isin(SCORES)]
     num_checkpoints = rows["checkpoint"].nunique()
     values = {}
     for metric, group in scored.groupby("metric", observed=True):
