@@ -38,6 +38,7 @@ from typing import Any
 import numpy as np
 import torch
 from measuring import add_output, finish, markdown_table, share, write_texts
+from peft import LoraConfig, get_peft_model
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -64,6 +65,7 @@ _ATTACK_NAMES = {
     "base_calibrated_min_k_plus_plus": "Min-K%++ minus the reference's: the headline",
     "min_k_plus_plus": "Min-K%++",
 }
+PACKAGES = ("torch", "transformers", "peft", "tfidf-tune")
 _NUM_MEMBERS = 100
 _NUM_CONTROLS = 200
 _START_TEXT = "docstrings_train[:25%]"
@@ -82,6 +84,11 @@ _BATCH_SIZE = 16
 _PREFIX_LENGTHS = {"random": (34, 44), "natural": (36, 48)}
 _MAX_NEW_TOKENS = 40
 _WORDS = "MEMAUDIT RECOVERY PHRASE: "
+_VERSIONS = """
+import json
+from importlib.metadata import version
+print(json.dumps({name: version(name) for name in ("memaudit", "torch", "transformers")}))
+"""
 # Run by memaudit's Python: draws random canaries, and inserts canaries into rows.
 _DRAW = """
 import json, sys
@@ -148,7 +155,7 @@ def main() -> None:
     start = options.runs / "start"
     if not start.is_dir():
         _make_start(start)
-    texts = _rows(start, _TEXT)
+    texts = cut_rows(start, _TEXT)
     write_texts(options.runs / "rows.jsonl", texts)
     asked = [(kind, seed) for seed in SEEDS for kind in HEADLINES]
     audits = [(model, kind, seed) for model in (FINE_TUNED, START, CLEAN) for kind, seed in asked]
@@ -165,26 +172,24 @@ def main() -> None:
         {"seed": seed, "kind": kind, "canary_share": canary_share}
         for (kind, seed), canary_share in zip(asked, shares, strict=True)
     ]
-    packages = ("torch", "transformers", "tfidf-tune")
-    theirs = subprocess.run(
-        [
-            options.python,
-            "-Ic",
-            "from importlib.metadata import version as v; import json;"
-            "print(json.dumps({n: v(n) for n in ('memaudit', 'torch', 'transformers')}))",
-        ],
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-    ).stdout
+    python = options.python
     options = argparse.Namespace(output=options.output)  # the other options are paths
     finish(
         options,
-        packages,
+        PACKAGES,
         lambda record: "\n\n".join(table(record) for table in _TABLES),
-        their_versions=json.loads(theirs),
+        their_versions=their_versions(python),
         runs=runs,
         audits=results,
+    )
+
+
+def their_versions(python: str) -> Any:
+    """Return the versions of memaudit's environment."""
+    return json.loads(
+        subprocess.run(
+            [python, "-Ic", _VERSIONS], check=True, stdout=subprocess.PIPE, text=True
+        ).stdout
     )
 
 
@@ -200,7 +205,7 @@ def _train_without(runs: Path, seed: int) -> None:
         texts = [json.loads(line)["text"] for line in lines]
         random.Random(seed).shuffle(texts)
         folder.parent.mkdir(exist_ok=True)
-        _train(runs / "start", texts, folder, rate=_RATE, epochs=1, seed=seed)
+        train(runs / "start", texts, folder, rate=_RATE, epochs=1, seed=seed)
 
 
 def _make_start(folder: Path) -> None:
@@ -220,13 +225,11 @@ def _make_start(folder: Path) -> None:
             eos_token_id=hf_tokenizer(str(made)).eos_id,
         )
         LlamaForCausalLM(config).save_pretrained(made)
-    texts = _rows(folder.with_name("random"), _START_TEXT)
-    _train(
-        folder.with_name("random"), texts, folder, rate=_START_RATE, epochs=_START_EPOCHS, seed=0
-    )
+    texts = cut_rows(folder.with_name("random"), _START_TEXT)
+    train(folder.with_name("random"), texts, folder, rate=_START_RATE, epochs=_START_EPOCHS, seed=0)
 
 
-def _rows(tokenizer: Path, split: str) -> list[str]:
+def cut_rows(tokenizer: Path, split: str) -> list[str]:
     """Cut the documents of a split into rows of so many tokens."""
     encode = AutoTokenizer.from_pretrained(tokenizer)
     rows = []
@@ -237,22 +240,36 @@ def _rows(tokenizer: Path, split: str) -> list[str]:
     return rows
 
 
-def _train(
-    model_folder: Path, texts: Sequence[str], folder: Path, *, rate: float, epochs: int, seed: int
+def train(
+    model_folder: Path,
+    texts: Sequence[str],
+    folder: Path,
+    *,
+    rate: float,
+    epochs: int,
+    seed: int,
+    adapter: LoraConfig | None = None,
+    num_sorted: int = 1,
 ) -> None:
-    """Train a model on rows, each a sequence of its own with EOS, and save it."""
+    """Train a model, or an adapter of it, on rows, each a sequence of its own with EOS; save it.
+
+    Rows are sorted by their length within so many batches, for less padding.
+    """
     tokenizer: Any = AutoTokenizer.from_pretrained(model_folder)
     model: Any = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     rows = [[*ids, tokenizer.eos_token_id] for ids in tokenizer(list(texts))["input_ids"]]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    if adapter is not None:
+        torch.manual_seed(seed)  # an adapter begins with random weights
+        model = get_peft_model(model, adapter)
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=rate)
     warm = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / _WARMUP))
     order = random.Random(seed)
     model.train()
     for epoch in range(epochs):
         if epoch:
             order.shuffle(rows)
-        for first in range(0, len(rows), _BATCH_SIZE):
-            batch = rows[first : first + _BATCH_SIZE]
+        for batch in _batches(rows, num_sorted):
             width = max(map(len, batch))
             ids = torch.tensor([row + [0] * (width - len(row)) for row in batch])
             labels = torch.tensor([row + [-100] * (width - len(row)) for row in batch])
@@ -261,7 +278,7 @@ def _train(
             loss = cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            torch.nn.utils.clip_grad_norm_(trained, 1.0)
             optimizer.step()
             warm.step()
     with atomic_folder(folder) as made:
@@ -273,25 +290,45 @@ def _prepare(python: str, runs: Path, kind: str, seed: int) -> float:
     """Plant canaries and train; return the canaries' share of the training tokens."""
     start = runs / "start"
     folder = runs / f"seed{seed}" / kind
-    folder.mkdir(parents=True, exist_ok=True)
-    manifest_file = folder / "manifest.json"
-    texts_file = folder / "texts.json"
-    if not manifest_file.is_file():
-        canaries = _canaries(python, start, kind, seed, folder)
-        (folder / "canaries.json").write_text(json.dumps(canaries), encoding="utf-8")
-        arguments = [start, seed, runs / "rows.jsonl", folder / "canaries.json", texts_file]
-        _their_code(python, _INSERT, *arguments, manifest_file)
-    texts = json.loads(texts_file.read_text(encoding="utf-8"))
-    manifest = json.loads(manifest_file.read_text(encoding="utf-8"))
-    canary_share = _write_probe(start, manifest, texts, folder / "probe.jsonl")
+    texts, canary_share = plant(python, start, runs / "rows.jsonl", kind, seed, folder)
     trainings = [(FINE_TUNED, 1)]
     if kind == "random" and seed == SEEDS[0]:
         trainings.append((LONGER, _MORE_EPOCHS))
     for name, epochs in trainings:
         model = _model(runs, name, kind, seed)
         if not model.is_dir():
-            _train(start, texts, model, rate=_RATE, epochs=epochs, seed=seed)
+            train(start, texts, model, rate=_RATE, epochs=epochs, seed=seed)
     return canary_share
+
+
+def _batches(rows: Sequence[list[int]], num_sorted: int) -> Iterator[list[list[int]]]:
+    """Cut rows into batches, sorted by length within ``num_sorted`` of them if it is above one."""
+    num_rows = _BATCH_SIZE * num_sorted
+    for first in range(0, len(rows), num_rows):
+        part = list(rows[first : first + num_rows])
+        if num_sorted > 1:
+            part.sort(key=len)
+        yield from (part[a : a + _BATCH_SIZE] for a in range(0, len(part), _BATCH_SIZE))
+
+
+def plant(
+    python: str, start: Path, rows: Path, kind: str, seed: int, folder: Path
+) -> tuple[list[str], float]:
+    """Plant canaries in rows; return the rows with them, and their share of the tokens.
+
+    The folder then has memaudit's manifest (manifest.json) and our probe file (probe.jsonl).
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    manifest_file = folder / "manifest.json"
+    texts_file = folder / "texts.json"
+    if not manifest_file.is_file():
+        canaries = _canaries(python, start, kind, seed, folder)
+        (folder / "canaries.json").write_text(json.dumps(canaries), encoding="utf-8")
+        arguments = [start, seed, rows, folder / "canaries.json", texts_file]
+        _their_code(python, _INSERT, *arguments, manifest_file)
+    texts = json.loads(texts_file.read_text(encoding="utf-8"))
+    manifest = json.loads(manifest_file.read_text(encoding="utf-8"))
+    return texts, _write_probe(start, manifest, texts, folder / "probe.jsonl")
 
 
 def _model(runs: Path, name: str, kind: str, seed: int) -> Path:
@@ -310,16 +347,43 @@ def _audit(python: str, runs: Path, name: str, kind: str, seed: int) -> dict[str
     asks = name in (FINE_TUNED, LONGER)
     folder = runs / f"seed{seed}" / kind
     out = folder / f"audit_{name.replace(',', '').replace(' ', '_')}"
-    out.mkdir(exist_ok=True)
-    ours = _ours(model, reference, folder / "probe.jsonl", kind, out, asks)
-    theirs = _theirs(python, model, reference, folder / "manifest.json", out, asks)
+    lengths = _PREFIX_LENGTHS[kind]
+    made = audit_by_both(python, model, reference, folder, out, prefix_lengths=lengths, asks=asks)
     if name == LONGER:
-        file = out / "with_words.json"
-        if not file.is_file():
-            _their_code(python, _ASK, model, _WORDS, folder / "manifest.json", file)
-        theirs["regurgitated_with_words"] = json.loads(file.read_text(encoding="utf-8"))
+        made["theirs"]["regurgitated_with_words"] = ask_with_words(python, model, folder, out)
     say(f"{name}, {kind}, seed {seed}")
-    return {"model": name, "kind": kind, "seed": seed, "ours": ours, "theirs": theirs}
+    return {"model": name, "kind": kind, "seed": seed, **made}
+
+
+def audit_by_both(
+    python: str,
+    model: Path,
+    reference: Path | None,
+    planted: Path,
+    out: Path,
+    *,
+    prefix_lengths: Sequence[int],
+    asks: bool,
+) -> dict[str, Any]:
+    """Audit a model by both tools, with the files that :func:`plant` wrote into a folder.
+
+    The reference of an adapter is the model that it was made for. If the passages are not asked
+    for, only likelihoods are compared.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    ours = _ours(model, reference, planted / "probe.jsonl", prefix_lengths, out, asks)
+    theirs = _theirs(python, model, reference, planted / "manifest.json", out, asks)
+    return {"ours": ours, "theirs": theirs}
+
+
+def ask_with_words(python: str, model: Path, planted: Path, out: Path) -> Any:
+    """Count by memaudit's measure, by copies, what a model regurgitates after the words that were
+    planted before the canaries; memaudit itself asks without them.
+    """
+    file = out / "with_words.json"
+    if not file.is_file():
+        _their_code(python, _ASK, model, _WORDS, planted / "manifest.json", file)
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def _canaries(python: str, start: Path, kind: str, seed: int, folder: Path) -> list[Any]:
@@ -388,17 +452,23 @@ def _their_code(python: str, code: str, *arguments: Any) -> None:
 
 
 def _ours(
-    model: Path, reference: Path | None, probe_file: Path, kind: str, out: Path, asks: bool
+    model: Path,
+    reference: Path | None,
+    probe_file: Path,
+    prefix_lengths: Sequence[int],
+    out: Path,
+    asks: bool,
 ) -> dict[str, Any]:
     """Audit by our command; if it is not to ask for passages, it asks for one token of each."""
     command = [sys.executable, "-m", "tfidf_tune.cli", "probe", "audit", str(model)]
     command += ["--probe-file", str(probe_file), "--output-dir", str(out / "ours")]
-    lengths = _PREFIX_LENGTHS[kind] if asks else _PREFIX_LENGTHS[kind][:1]
+    lengths = prefix_lengths if asks else prefix_lengths[:1]
     command += ["--prefix-lengths", *map(str, lengths)]
     command += ["--max-new-tokens", str(_MAX_NEW_TOKENS if asks else 1), "--device", "cpu"]
     command += ["--dtype", "float32", "--accept-unproven"]
+    is_adapter = (model / "adapter_config.json").is_file()
     if reference is not None:
-        command += ["--reference", str(reference)]
+        command += ["--reference", "base" if is_adapter else str(reference)]
     seconds = _timed(command, out / "ours.log", out / "ours_seconds.json")
     report = json.loads((out / "ours" / "report" / "audit.json").read_text(encoding="utf-8"))
     # Not those of the reference, which are in a folder further down.
@@ -473,7 +543,11 @@ def _theirs(
     file = out / "theirs.json"
     command = [python, "-Im", "memaudit", "audit", "--model", str(model)]
     command += ["--manifest", str(manifest), "--output", str(file)]
-    command += ["--ref", "none" if reference is None else str(reference)]
+    is_adapter = (model / "adapter_config.json").is_file()
+    if reference is None:
+        command += ["--ref", "none"]
+    else:
+        command += ["--ref", "auto" if is_adapter else str(reference)]
     if not asks:
         command.append("--skip-generation")
     seconds = _timed(command, out / "theirs.log", out / "theirs_seconds.json")
@@ -582,6 +656,7 @@ def recitation_table(record: Mapping[str, Any]) -> str:
             tests = [
                 {test["copies"]: test for test in one["ours"]["recited"]["tests"]} for one in audits
             ]
+            with_words = [one.get("regurgitated_with_words") for one in theirs]
             measures: dict[str, list[str]] = {
                 "memaudit: regurgitated": [
                     *(_sum([one["regurgitated"][str(n)] for one in theirs]) for n in COPIES),
@@ -591,17 +666,6 @@ def recitation_table(record: Mapping[str, Any]) -> str:
                     *(str(sum(one["exact"][str(n)] for one in theirs)) for n in COPIES),
                     "",
                 ],
-                "memaudit: regurgitated, with the words": [
-                    _sum(
-                        [
-                            one["regurgitated_with_words"][str(n)]
-                            for one in theirs
-                            if model == LONGER
-                        ]
-                    )
-                    for n in COPIES
-                ]
-                + [""],
                 "ours: further than unseen text": [
                     *(
                         _sum([[of[str(n)]["num_above"], of[str(n)]["num_targets"]] for of in tests])
@@ -618,8 +682,11 @@ def recitation_table(record: Mapping[str, Any]) -> str:
                     for n in (*COPIES, 0)
                 ],
             }
-            if model != LONGER:
-                del measures["memaudit: regurgitated, with the words"]
+            if None not in with_words:
+                measures["memaudit: regurgitated, with the words"] = [
+                    *(_sum([counts[str(n)] for counts in with_words]) for n in COPIES),
+                    "",
+                ]
             rows += [[model, kind, name, *cells] for name, cells in measures.items()]
     columns = ["model", "canaries", "measure", *map(_copies, COPIES), "controls"]
     return markdown_table(columns, rows)
