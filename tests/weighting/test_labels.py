@@ -142,6 +142,7 @@ BAD_ARGUMENTS = {
     RepetitionWeighting: {
         "h": (2.5, 8),
         "alpha": (0.0, 5),
+        "exposures": (0.5, 2048),
         "min_length": (0,),
         "num_buckets": (2**31, 2**29),
         "k": (6,),

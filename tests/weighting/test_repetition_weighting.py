@@ -28,9 +28,10 @@ def batches():
         yield labels, (torch.arange(length) // 13).expand(rows, length).contiguous()
 
 
-def settings(*values, min_length=1):
+def settings(*values, min_length=1, exposures=1.0):
     names = ("h", "k", "alpha", "span", "quantile", "sample", "num_buckets")
-    return dict(zip(names, values, strict=True)) | {"min_length": min_length}
+    further = {"min_length": min_length, "exposures": exposures}
+    return dict(zip(names, values, strict=True)) | further
 
 
 CASES = {
@@ -39,6 +40,7 @@ CASES = {
     "small table": settings(2, 2, 1.0, 65, 0.25, 2, 100),
     "tiny table": settings(2, 1, 4.0, 5, 1.0, 1, 3),
     "not in short documents": settings(2, 1, 1.0, 7, 0.75, 1, 2**16, min_length=11),
+    "some exposures in full": settings(2, 1, 2.0, 5, 0.75, 1, 2**16, exposures=2.5),
     "maximum wanted of few": settings(3, 3, 1.0, 31, 0.0, 5, 2**14),
 }
 

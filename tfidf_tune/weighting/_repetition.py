@@ -62,14 +62,16 @@ class RepetitionWeighting(TokenWeighting):
     .. math::
         c_i = \max_S n(x_{i-S}, x_i), \qquad
         f_i = Q_q(c_j : |j - i| \le \mathrm{span} / 2), \qquad
-        w_i = (1 + f_i)^{-\alpha}
+        w_i = \min\left(1, \frac{e}{1 + f_i}\right)^{\alpha}
 
     where S is any choice of k of the last h tokens, which keep their places, and :math:`n` the
     number of earlier documents that hold these tokens and :math:`x_i` after them. With k = h - 1 a
     copy is found although some of its tokens were changed. :math:`f_i` is the upper q-quantile of
     the counts around token i in its document. It distinguishes copies, where almost all tokens are
     repeated, from common phrases, where few are: text without copies keeps its full weight, and
-    changed tokens within a copy lose theirs too. Not from a paper: chosen and measured as
+    changed tokens within a copy lose theirs too. e is the number of exposures: so many documents
+    with the same text keep their full weight. With e = 1 and :math:`\alpha = 2` a passage counts
+    1 + 1/4 + 1/9 + ..., at most 1.6 times, with e = 4 about 7.5 times. Not from a paper: chosen and measured as
     docs/results.md describes.
 
     Weights are not scaled to mean 1: repeated text loses weight, and nothing gains any. Documents
@@ -102,6 +104,8 @@ class RepetitionWeighting(TokenWeighting):
         k (int | None): of them, those that have to be the same, 1 to h, so that C(h, k) is at most
             64. Default: 4. None: h, plain contexts.
         alpha (float): exponent, above 0, up to 4. Default: 2.0.
+        exposures (float): e, how many documents with the same text keep their full weight, 1 to
+            2,047. Default: 1.0.
         span (int): odd number of tokens whose counts are pooled, 1 (not pooled) to 4095. Default:
             65.
         quantile (float): q, 0 to 1. Default: 0.75.
@@ -129,6 +133,7 @@ class RepetitionWeighting(TokenWeighting):
         h: int = 5,
         k: int | None = 4,
         alpha: float = 2.0,
+        exposures: float = 1.0,
         span: int = 65,
         quantile: float = 0.75,
         min_length: int = 50,
@@ -154,6 +159,13 @@ class RepetitionWeighting(TokenWeighting):
         require_number(
             "alpha", alpha, 0, 4, "weights fall by this power of the count", positive=True
         )
+        require_number(
+            "exposures",
+            exposures,
+            1,
+            _LARGEST_COUNT,
+            "so many documents with the same text keep their full weight",
+        )
         require_integer("span", span, 1, "counts of so many tokens are pooled", 4095)
         if span % 2 == 0:
             raise ValueError(f"span is {span}: the token is in its middle, set it to an odd number")
@@ -174,6 +186,7 @@ class RepetitionWeighting(TokenWeighting):
         self.h = h
         self.k = k
         self.alpha = alpha
+        self.exposures = exposures
         self.span = span
         self.quantile = quantile
         self.min_length = min_length
@@ -215,7 +228,8 @@ class RepetitionWeighting(TokenWeighting):
         num_labels = last - first + valid.gather(1, last)
         long_enough = num_labels >= self.min_length
         repeats = repeats * long_enough
-        return (1 + repeats.float()).pow(-self.alpha) * valid
+        excess = ((1 + repeats.float()) / self.exposures).clamp_min(1)
+        return excess.pow(-self.alpha) * valid
 
     def _keys(self, labels: Tensor, valid: Tensor, positions: Tensor) -> Tensor:
         """Return the keys, buckets followed by fingerprints, int64 ``[c, b, s]``; ``NO_TOKEN``

@@ -106,8 +106,11 @@ class ReferenceRepetition:
 
     LEVELS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
-    def __init__(self, *, h, k, alpha, span, quantile, sample, num_buckets, min_length=1):
+    def __init__(
+        self, *, h, k, alpha, span, quantile, sample, num_buckets, min_length=1, exposures=1.0
+    ):
         self.min_length = min_length
+        self.exposures = exposures
         self.h = h
         self.alpha = alpha
         self.span = span
@@ -136,7 +139,8 @@ class ReferenceRepetition:
                     weights.append(0.0)
                 else:
                     repeats = self.repeats(row, position, labels, contexts, counts)
-                    weights.append((1 + repeats) ** -self.alpha)
+                    share = self.exposures / (1 + repeats)
+                    weights.append(min(1.0, share) ** self.alpha)
             raw.append(weights)
         return raw
 
