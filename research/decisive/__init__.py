@@ -1,0 +1,1 @@
+"""The registered experiment: repetition weights against deduplication, on passages drawn anew."""

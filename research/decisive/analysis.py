@@ -1,0 +1,123 @@
+"""The registered analysis: recitation above chance at equal perplexity.
+
+An arm has a curve: of each learning rate, how far each target is recited, and the perplexity of
+held-out text. The perplexity falls with the learning rate, down to the arm's lowest; higher rates
+are not on the curve. Two arms are compared, in each seed, at the lowest perplexity that both reach:
+
+    rate      A: perplexity  recited     B: perplexity  recited
+    0.001              20.0      1.0              19.0      0.5
+    0.002              16.0      5.0              18.0      0.7
+
+A reaches 16, B reaches 18: they are compared at 18. B recites 0.7 there, A half-way (in the
+logarithm of the perplexity, about) between 1.0 and 5.0.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from research.seeds import SeedEstimate, over_seeds
+
+Record = Mapping[str, Any]
+Choice = Callable[[Mapping[str, Any]], bool]
+LEAST_COPIES = 4
+"""Targets with fewer copies are hardly recited by any arm, and are reported by themselves."""
+
+
+class Point(NamedTuple):
+    """An arm at a learning rate: what is recited above chance, and the perplexity."""
+
+    rate: float
+    perplexity: float
+    recited: float
+
+
+def differs(target: Mapping[str, Any]) -> bool:
+    """Whether a target is one of the primary contrast: its copies differ, and it has several."""
+    return bool(target["change"] != "exact" and target["copies"] >= LEAST_COPIES)
+
+
+def is_exact(target: Mapping[str, Any]) -> bool:
+    """Whether a target has several copies that are exact."""
+    return bool(target["change"] == "exact" and target["copies"] >= LEAST_COPIES)
+
+
+def above_chance(record: Record, choice: Choice, measure: str = "lms") -> float:
+    """Return the mean of the chosen targets minus the mean of the controls, of one run."""
+    recited = fmean(target[measure] for target in record["targets"] if choice(target))
+    return recited - fmean(control[measure] for control in record["controls"])
+
+
+def curve(
+    records: Sequence[Record], arm: str, seed: int, choice: Choice, measure: str = "lms"
+) -> list[Point]:
+    """Return the points of an arm in a seed by learning rate, up to its lowest perplexity."""
+    points = []
+    for record in records:
+        if record["objective"] == arm and record["seed"] == seed:
+            recited = above_chance(record, choice, measure)
+            points.append(Point(record["learning_rate"], record["perplexity"], recited))
+    points.sort()
+    lowest = min(range(len(points)), key=lambda place: points[place].perplexity)
+    return points[: lowest + 1]
+
+
+def recited_at(points: Sequence[Point], perplexity: float) -> float:
+    """Read a curve at a perplexity, linearly in its logarithm between two learning rates; beyond an
+    end of the curve the value is that of the end.
+    """
+    if perplexity >= points[0].perplexity:
+        return points[0].recited
+    for higher, lower in pairwise(points):
+        if lower.perplexity <= perplexity <= higher.perplexity:
+            whole = math.log(higher.perplexity / lower.perplexity)
+            part = math.log(higher.perplexity / perplexity) / whole if whole else 1.0
+            return higher.recited + part * (lower.recited - higher.recited)
+    return points[-1].recited
+
+
+def contrast(
+    records: Sequence[Record], ours: str, theirs: str, choice: Choice, measure: str = "lms"
+) -> SeedEstimate:
+    """Compare two arms at equal perplexity: ours minus theirs, over seeds.
+
+    Passages are drawn anew for each seed, so that Student's t over the seeds' differences covers
+    the choice of passages, too.
+    """
+    differences = []
+    for seed in sorted({record["seed"] for record in records}):
+        pair = [curve(records, arm, seed, choice, measure) for arm in (ours, theirs)]
+        reached = max(points[-1].perplexity for points in pair)
+        of_ours, of_theirs = (recited_at(points, reached) for points in pair)
+        differences.append(of_ours - of_theirs)
+    return over_seeds(differences)
+
+
+def cost(records: Sequence[Record], ours: str, theirs: str) -> SeedEstimate:
+    """Compare the lowest perplexities of two arms: the logarithm of their ratio, over seeds."""
+    ratios = []
+    for seed in sorted({record["seed"] for record in records}):
+        lowest = []
+        for arm in (ours, theirs):
+            points = curve(records, arm, seed, differs)
+            lowest.append(points[-1].perplexity)
+        ratios.append(math.log(lowest[0] / lowest[1]))
+    return over_seeds(ratios)
+
+
+def stopped_early(checkpoints: Sequence[Record], most_ngrams: float) -> Record:
+    """Return the checkpoint at which the n-gram score stops a run: the last one before the mean
+    score of the targets exceeds a limit, or else the first one.
+
+    Args:
+        checkpoints: Of one run, in the order of training.
+        most_ngrams: The limit, from development text.
+    """
+    kept = checkpoints[0]
+    for record in checkpoints:
+        if fmean(target["ngrams"] for target in record["targets"]) > most_ngrams:
+            break
+        kept = record
+    return kept

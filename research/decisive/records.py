@@ -1,0 +1,118 @@
+"""What is kept of a run: a line of the records, from which all figures of the page are computed."""
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from research.decisive.facts import answers_known, read_questions
+from tfidf_tune.audit._blind import BlindText, blind_baseline
+from tfidf_tune.passages.probe_file import Passage, read_probe_file
+from tfidf_tune.results import import_results
+
+_NGRAMS = (4, 5, 6)
+_ATTACKS = "auc_"
+
+
+def record_of(run: Path, checkpoint: str, inputs: Path) -> dict[str, Any]:
+    """Return the record of a checkpoint that was evaluated.
+
+    Args:
+        run: The folder of a run.
+        checkpoint: The name of the checkpoint, such as "checkpoint_100pct".
+        inputs: The folder of its seed, by :func:`research.decisive.texts.write_inputs`.
+    """
+    evaluation = run / "evaluation" / checkpoint
+    passages = {one.id: one for one in read_probe_file(inputs / "probe.jsonl")}
+    scores = import_results([evaluation]).scores
+    of_passages = scores[scores["unit"].isin(list(passages))]
+    means = of_passages.groupby(["metric", "unit"], observed=True)["value"].mean()
+    ngrams = _ngram_scores(evaluation)
+    targets = []
+    controls = []
+    for name, passage in passages.items():
+        values = {metric: means[metric][name] for metric in ("lms", "edit_distance")}
+        values["nll"] = means["passage_nll"][name]
+        values["verbatim"] = means["verbatim"][name]
+        values["ngrams"] = ngrams[name]
+        rounded = {metric: round(float(value), 4) for metric, value in values.items()}
+        if passage.kind == "target":
+            targets.append({"copies": passage.num_injections, "change": passage.source, **rounded})
+        else:
+            controls.append(rounded)
+    results = _results(evaluation)
+    membership = results["tfidf_membership"]
+    aucs = {}
+    for key, value in membership.items():
+        name = key.removesuffix(",none")
+        if name.startswith(_ATTACKS) and isinstance(value, float):
+            aucs[name.removeprefix(_ATTACKS)] = value
+    record = {
+        **json.loads((run / "cell.json").read_text(encoding="utf-8")),
+        "checkpoint": checkpoint,
+        "content": json.loads((inputs / "content.json").read_text(encoding="utf-8")),
+        "perplexity": results["tfidf_wikitext2_ppl"]["token_perplexity,none"],
+        "frame_perplexity": results["tfidf_other_ppl"]["token_perplexity,none"],
+        "auc": aucs,
+        "auc_without_model": _auc_without_model([*passages.values()]),
+        "targets": targets,
+        "controls": controls,
+    }
+    # An adapter would need its base; the facts of such a run are not asked for.
+    if (run / checkpoint / "config.json").is_file():
+        known = answers_known(run / checkpoint, read_questions(inputs / "facts.jsonl"))
+        record["facts_known"] = sum(known) / len(known)
+    trained = json.loads((run / "trained.json").read_text(encoding="utf-8"))
+    record["seconds"] = trained["seconds"]
+    record["provenance"] = trained["provenance"]
+    return record
+
+
+def _results(evaluation: Path) -> dict[str, Any]:
+    """Return the results of all tasks of an evaluation, by task."""
+    found: dict[str, Any] = {}
+    for file in sorted(evaluation.rglob("results_*.json")):
+        found |= json.loads(file.read_text(encoding="utf-8"))["results"]
+    return found
+
+
+def _ngram_scores(evaluation: Path) -> dict[str, float]:
+    """Return by passage how much of its continuation the model's own contains: the mean share of
+    the n-grams of 4 to 6 tokens, over prompts (Slack and Al Moubayed, TACL 2025).
+    """
+    shares: dict[str, list[float]] = {}
+    for file in sorted(evaluation.rglob("samples_tfidf_memorization*.jsonl")):
+        for line in file.read_text(encoding="utf-8").split("\n"):
+            if line:
+                sample = json.loads(line)["doc"]["sample"]
+                share = _share_of_ngrams(sample["reference_ids"], sample["generated_ids"])
+                shares.setdefault(sample["passage_id"], []).append(share)
+    return {name: math.fsum(of_name) / len(of_name) for name, of_name in shares.items()}
+
+
+def _share_of_ngrams(reference: list[int], generated: list[int]) -> float:
+    shares = []
+    for n in _NGRAMS:
+        wanted = list(_ngrams(reference, n))
+        given = set(_ngrams(generated, n))
+        if wanted:
+            shares.append(sum(ngram in given for ngram in wanted) / len(wanted))
+    return math.fsum(shares) / len(shares) if shares else 0.0
+
+
+def _ngrams(ids: list[int], n: int) -> Iterator[tuple[int, ...]]:
+    for first in range(len(ids) - n + 1):
+        yield tuple(ids[first : first + n])
+
+
+def _auc_without_model(passages: list[Passage]) -> list[float]:
+    """Return the AUC of a classifier that sees only the texts, with the ends of its interval."""
+    texts = [
+        BlindText(text=one.text, is_target=one.kind == "target", document=one.id)
+        for one in passages
+    ]
+    blind = blind_baseline(texts)
+    if blind is None:
+        raise ValueError("there are too few passages for a classifier")
+    return [round(value, 4) for value in (blind.auc, blind.low, blind.high)]

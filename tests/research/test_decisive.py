@@ -1,0 +1,177 @@
+"""The registered experiment: its text, its records' measures, and its analysis."""
+
+import io
+import json
+import math
+import random
+import tarfile
+from dataclasses import replace
+
+import pytest
+
+from research.decisive import analysis, records
+from research.decisive.texts import SMALL, Change, Texts, write_inputs
+from tfidf_tune.passages.probe_file import read_probe_file
+
+WORDS = [first + second for first in "bcdfghklmn" for second in ("ale", "ing", "out", "ure", "ast")]
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory):
+    """Documentation of random words, in files that the hash of their name divides."""
+    file = tmp_path_factory.mktemp("archive") / "source.tar.gz"
+    rng = random.Random(0)
+    with tarfile.open(file, "w:gz") as members:
+        for number in range(300):
+            paragraphs = [" ".join(rng.choices(WORDS, k=60)) for _ in range(12)]
+            content = "\n\n".join(paragraphs).encode()
+            member = tarfile.TarInfo(f"source-1.0/docs/page{number}.txt")
+            member.size = len(content)
+            members.addfile(member, io.BytesIO(content))
+    return file
+
+
+@pytest.fixture(scope="module")
+def sizes():
+    return replace(
+        SMALL,
+        passage_words=12,
+        least_tokens=1,
+        most_tokens=100,
+        num_targets={8: (2, 1), 2: (3, 1)},
+    )
+
+
+@pytest.fixture(scope="module")
+def inputs(archive, sizes, tokenizer, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("decisive") / "seed0"
+    content = write_inputs(Texts(archive), tokenizer, sizes, folder, "registered", 0)
+    return folder, content
+
+
+def texts_of(file):
+    return [json.loads(line)["text"] for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def test_targets_have_their_copies_and_controls_are_in_no_text(inputs):
+    folder, content = inputs
+    training = texts_of(folder / "train.jsonl")
+    passages = read_probe_file(folder / "probe.jsonl")
+    other_text = "\n".join([*training, *texts_of(folder / "held_out.jsonl")])
+    assert content["targets"] == 2 + 5 + 3 + 5
+    assert content["controls"] == 2 * content["targets"]
+    for passage in passages:
+        if passage.kind == "control":
+            assert passage.text not in other_text
+        elif passage.source == "exact":
+            assert training.count(passage.text) == passage.num_injections
+    changed = [one for one in passages if one.source == "replaced 20 %" and one.num_injections == 8]
+    (passage,) = changed
+    words = passage.text.split()
+    distances = []
+    for text in training:
+        copy = text.split()
+        if len(copy) == len(words):
+            distances.append(sum(a != b for a, b in zip(words, copy, strict=True)))
+    # Of 8 copies with 12 words each every word is changed with a probability of a fifth.
+    near = [distance for distance in distances if distance <= 7]
+    assert len(near) >= 7
+    assert 5 <= sum(near) <= 40
+
+
+def test_another_seed_has_other_passages_and_development_other_text(
+    archive, sizes, inputs, tokenizer, tmp_path
+):
+    folder, _ = inputs
+    write_inputs(Texts(archive), tokenizer, sizes, tmp_path / "seed1", "registered", 1)
+    write_inputs(Texts(archive), tokenizer, sizes, tmp_path / "other", "development", 0)
+    targets = []
+    for place in (folder, tmp_path / "seed1"):
+        passages = read_probe_file(place / "probe.jsonl")
+        targets.append({one.text for one in passages if one.kind == "target"})
+    assert len(targets[0] & targets[1]) < len(targets[0]) / 2
+    sections = [
+        {text for text in texts_of(place / "train.jsonl") if len(text) > 500}
+        for place in (folder, tmp_path / "seed1", tmp_path / "other")
+    ]
+    assert sections[0] == sections[1]
+    assert not sections[0] & sections[2]
+
+
+def test_changes_replace_insert_and_drop_words():
+    rng = random.Random(0)
+    words = [str(number) for number in range(2000)]
+    for kind, length in (("replaced", 2000), ("inserted", 2200), ("dropped", 1800)):
+        copy = Change(kind, 0.1).applied(words, ["other"], rng)
+        assert abs(len(copy) - length) <= (0 if kind == "replaced" else 60)
+        own = [word for word in copy if word != "other"]
+        assert own == sorted(own, key=int)
+        assert len(own) == (2000 if kind == "inserted" else pytest.approx(1800, abs=60))
+
+
+def test_questions_follow_the_records_and_begin_with_the_right_answer(inputs):
+    folder, _ = inputs
+    training = texts_of(folder / "train.jsonl")
+    lines = (folder / "facts.jsonl").read_text(encoding="utf-8").splitlines()
+    for question in map(json.loads, lines):
+        customer = question["prompt"].split("Customer: ")[1].split(".")[0]
+        own = [text for text in training if f"Customer: {customer}." in text]
+        assert len(own) == 8
+        field = question["field"].capitalize()
+        assert all(f"{field}:{question['answers'][0]}" in text for text in own)
+        assert len(set(question["answers"])) == 4
+
+
+def record(objective, seed, rate, perplexity, recited):
+    return {
+        "objective": objective,
+        "seed": seed,
+        "learning_rate": rate,
+        "perplexity": perplexity,
+        "targets": [
+            {"copies": 16, "change": "replaced 10 %", "lms": recited + 2.0},
+            {"copies": 1, "change": "replaced 10 %", "lms": 100.0},
+            {"copies": 16, "change": "exact", "lms": 50.0},
+        ],
+        "controls": [{"lms": 1.0}, {"lms": 3.0}],
+    }
+
+
+def test_arms_are_compared_at_the_lowest_perplexity_that_both_reach():
+    """The example of the module: at 18, A has 1 + 4 * part, B 0.7."""
+    runs = []
+    for seed in range(3):
+        runs += [
+            record("A", seed, 0.001, 20.0, 1.0),
+            record("A", seed, 0.002, 16.0, 5.0 + seed),
+            record("A", seed, 0.004, 17.0, 50.0),  # beyond the lowest perplexity
+            record("B", seed, 0.001, 19.0, 0.5),
+            record("B", seed, 0.002, 18.0, 0.7),
+        ]
+    part = math.log(20 / 18) / math.log(20 / 16)
+    expected = [1 + part * (4 + seed) - 0.7 for seed in range(3)]
+    found = analysis.contrast(runs, "A", "B", analysis.differs)
+    assert found.mean == pytest.approx(sum(expected) / 3)
+    assert found.num_seeds == 3
+    assert found.low < found.mean < found.high
+    assert analysis.contrast(runs, "A", "A", analysis.differs).mean == 0
+    assert analysis.cost(runs, "A", "B").mean == pytest.approx(math.log(16 / 18))
+
+
+def test_a_curve_is_read_at_its_ends_beyond_them():
+    points = [analysis.Point(0.001, 20.0, 1.0), analysis.Point(0.002, 16.0, 5.0)]
+    assert [analysis.recited_at(points, at) for at in (30.0, 20.0, 16.0, 10.0)] == [1, 1, 5, 5]
+
+
+def test_the_score_of_ngrams_and_the_stop_by_it():
+    reference = [1, 2, 3, 4, 5, 6, 7]
+    # Of the reference's 4, 3 and 2 n-grams of 4, 5 and 6 tokens, 2, 1 and none are there.
+    share = records._share_of_ngrams(reference, [9, 2, 3, 4, 5, 6, 9])
+    assert share == pytest.approx((2 / 4 + 1 / 3 + 0) / 3)
+    assert records._share_of_ngrams(reference, reference) == 1
+    runs = [
+        {"checkpoint": name, "targets": [{"ngrams": value}, {"ngrams": 0.0}]}
+        for name, value in (("25", 0.0), ("50", 0.1), ("75", 0.3), ("100", 0.1))
+    ]
+    assert analysis.stopped_early(runs, 0.1)["checkpoint"] == "50"
+    assert analysis.stopped_early(runs, 0.01)["checkpoint"] == "25"
