@@ -40,12 +40,13 @@ import torch
 from measuring import add_output, finish, markdown_table, share, write_texts
 from peft import LoraConfig, get_peft_model
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tfidf_tune._files import atomic_folder
 from tfidf_tune._printing import say
 from tfidf_tune._tokenizer import encode_texts
-from tfidf_tune.data import embedded_documents, hf_tokenizer, train_embedded_tokenizer
+from tfidf_tune.commands.demo import make_random_model
+from tfidf_tune.data import embedded_documents, hf_tokenizer
 from tfidf_tune.passages import write_probe_file
 from tfidf_tune.passages.probe_file import PassageDraft, make_passages
 from tfidf_tune.probe import membership_scores, true_positive_rate
@@ -211,20 +212,7 @@ def _train_without(runs: Path, seed: int) -> None:
 def _make_start(folder: Path) -> None:
     """Train the model that all runs start from, with random weights of the sizes of the demo."""
     with atomic_folder(folder.with_name("random")) as made:
-        train_embedded_tokenizer(made, vocab_size=1024)
-        torch.manual_seed(0)
-        config = LlamaConfig(
-            vocab_size=1024,
-            hidden_size=128,
-            intermediate_size=336,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            max_position_embeddings=256,
-            rms_norm_eps=1e-5,
-            bos_token_id=None,
-            eos_token_id=hf_tokenizer(str(made)).eos_id,
-        )
-        LlamaForCausalLM(config).save_pretrained(made)
+        make_random_model(made)
     texts = cut_rows(folder.with_name("random"), _START_TEXT)
     train(folder.with_name("random"), texts, folder, rate=_START_RATE, epochs=_START_EPOCHS, seed=0)
 

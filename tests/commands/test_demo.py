@@ -52,7 +52,7 @@ def ran(monkeypatch, tmp_path):
 
     monkeypatch.setattr(subprocess, "Popen", Ended)
     monkeypatch.setattr(demo, "_SECONDS_BETWEEN_LOOKS", 0)
-    monkeypatch.setattr(demo, "_make_random", lambda folder: None)
+    monkeypatch.setattr(demo, "make_random_model", lambda folder: None)
 
     def start(*arguments):
         commands.clear()

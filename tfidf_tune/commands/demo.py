@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> None:
     if not random.is_dir():
         say(f"A Llama of random weights, with a tokenizer: {random}")
         with atomic_folder(random) as folder:
-            _make_random(folder)
+            make_random_model(folder)
     _run([_training(start, "demo/llama_650K_start", random, *options.overrides)])
     start = start / "checkpoint_100pct"
     folders = {name: runs / name.lower() for name in _OBJECTIVES}
@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> None:
     _run([(None, ["compare", *named, "--output-dir", str(runs / "report")])])
 
 
-def _make_random(folder: Path) -> None:
+def make_random_model(folder: Path) -> None:
     """Write a model of random weights and a tokenizer; the sizes are as in the configs."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
