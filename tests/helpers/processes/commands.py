@@ -1,12 +1,17 @@
-"""Runs commands of ``tfidf-tune`` in forks of one process that has imported only
-the command line.
+"""Runs commands of ``tfidf-tune``: in forks of one process that has imported only the command line,
+and again after an interruption.
 """
 
 import json
+import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
+
+import pytest
 
 _CODE = """
 import sys
@@ -56,3 +61,35 @@ def run_in_forks(commands: list[list[str]], python: str | Path = sys.executable)
     ended = [Ended(*json.loads(line)) for line in done.stdout.splitlines()]
     assert len(ended) == len(commands)
     return ended
+
+
+def resumed(
+    main: Callable[[list[str]], None],
+    command: list[str],
+    capfd: pytest.CaptureFixture[str],
+    *,
+    other: list[str],
+    difference: str,
+    file: Path,
+) -> str:
+    """Run an interrupted command to its end; return what it says.
+
+    Before, it is refused with other options, of which the error names the ``difference``, and while
+    one of its files has another content of the same size and time.
+    """
+    refusal = re.escape(f"interrupted run with other arguments: {difference}")
+    with pytest.raises(ValueError, match=refusal):
+        main([*command, *other])
+
+    content = file.read_text()
+    times = (file.stat().st_atime_ns, file.stat().st_mtime_ns)
+    rows = content.splitlines(keepends=True)
+    file.write_text("".join(reversed(rows)))
+    os.utime(file, ns=times)
+    with pytest.raises(ValueError, match=rf"{re.escape(file.name)} has changed"):
+        main(command)
+    file.write_text(content)
+
+    capfd.readouterr()
+    main(command)
+    return capfd.readouterr().err
