@@ -24,7 +24,7 @@ from transformers.distributed import DistributedConfig
 from trl import SFTConfig, SFTTrainer
 
 from tfidf_tune.integrations.transformers import TokenWeightingTrainer
-from tfidf_tune.passages import InjectedCanaries
+from tfidf_tune.passages import InjectedCanaries, check_canaries, write_probe_file
 
 BLOCK = 32
 LORA = LoraConfig(
@@ -127,6 +127,19 @@ def test_canaries_arrive_in_trl(checkpoint, tokenizer, tmp_path, settings):
     assert found.num_trainable == found.num_with_gradient > 10
     assert "3 canaries arrive: 9 of 9 insertions" in str(found)
     assert "None of 2 controls" in str(found)
+
+
+def test_the_probe_file_is_enough_for_a_check(checkpoint, tokenizer, tmp_path):
+    canaries, dataset = inject(tokenizer)
+    canaries.write_probe_file(tmp_path / "probe.jsonl")
+    trainer = make_sft(checkpoint, tmp_path, dataset)
+    assert check_canaries(trainer, tmp_path / "probe.jsonl") == canaries.check(trainer)
+    short = make_sft(checkpoint, tmp_path, dataset, max_length=20)
+    with pytest.raises(ValueError, match="arrives whole 0 of"):
+        check_canaries(short, tmp_path / "probe.jsonl")
+    write_probe_file(tmp_path / "controls.jsonl", canaries.passages[-2:])
+    with pytest.raises(ValueError, match=r"controls\.jsonl has no targets"):
+        check_canaries(trainer, tmp_path / "controls.jsonl")
 
 
 def test_canaries_arrive_in_completions_and_chats(checkpoint, tokenizer, tmp_path):

@@ -21,8 +21,10 @@ from transformers import Trainer, TrainerCallback
 
 from tfidf_tune import weighting as weightings
 from tfidf_tune._checks import closest
+from tfidf_tune._printing import say
 from tfidf_tune.integrations.monitor import MemorizationCallback
 from tfidf_tune.integrations.transformers import TokenWeightingMixin
+from tfidf_tune.passages import check_canaries
 from tfidf_tune.weighting import TokenWeighting
 
 __all__ = ["TokenWeightingArgs", "TokenWeightingPlugin"]
@@ -59,11 +61,14 @@ class TokenWeightingArgs(BaseModel):
         token_weighting_args (dict[str, Any] | None): its arguments.
         memorization_monitor (dict[str, Any] | None): arguments of
             :class:`~tfidf_tune.integrations.monitor.MemorizationCallback` without ``trainer``.
+        canary_check (dict[str, Any] | None): arguments of
+            :func:`~tfidf_tune.passages.check_canaries` without ``trainer``.
     """
 
     token_weighting: str = "tfidf"
     token_weighting_args: dict[str, Any] | None = None
     memorization_monitor: dict[str, Any] | None = None
+    canary_check: dict[str, Any] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -103,14 +108,17 @@ class TokenWeightingArgs(BaseModel):
                 "sample_packing is true, and without an attention mask padding would be counted as "
                 "tokens: set sample_packing to false, or counted to labels"
             )
-        if self.memorization_monitor is not None:
-            arguments = {**self.memorization_monitor, "trainer": None}
-            _check_arguments("memorization_monitor", MemorizationCallback, arguments)
-            file = Path(self.memorization_monitor["probe_file"])
+        for key, target in (
+            ("memorization_monitor", MemorizationCallback),
+            ("canary_check", check_canaries),
+        ):
+            given = getattr(self, key)
+            if given is None:
+                continue
+            _check_arguments(key, target, {**given, "trainer": None})
+            file = Path(given["probe_file"])
             if not file.is_file():
-                raise ValueError(
-                    f"probe_file of memorization_monitor is {file}: there is no such file"
-                )
+                raise ValueError(f"probe_file of {key} is {file}: there is no such file")
         return self
 
 
@@ -152,6 +160,13 @@ class TokenWeightingPlugin(BasePlugin):  # type: ignore[misc]
                 self.model_accepts_loss_kwargs = self._model_takes_num_items
 
         return TokenWeightingAxolotlTrainer
+
+    def post_trainer_create(self, cfg: DictDefault, trainer: Trainer) -> None:
+        """Raise a ``ValueError`` if canaries do not arrive as they should, before training."""
+        if cfg.canary_check is not None:
+            found = check_canaries(trainer, **cfg.canary_check)
+            if trainer.is_world_process_zero():
+                say(str(found))
 
     def add_callbacks_post_trainer(
         self, cfg: DictDefault, trainer: Trainer

@@ -2,7 +2,7 @@
 evaluation.
 """
 
-from tfidf_tune.passages.arrival import CanaryCheck
+from tfidf_tune.passages.arrival import CanaryCheck, check_canaries
 from tfidf_tune.passages.canaries import InjectedCanaries
 from tfidf_tune.passages.choosing import MadeProbe, make_probe
 from tfidf_tune.passages.probe_file import Passage, read_probe_file, write_probe_file
@@ -14,6 +14,7 @@ __all__ = [
     "MadeProbe",
     "Passage",
     "ProbeSpec",
+    "check_canaries",
     "make_probe",
     "read_probe_file",
     "write_probe_file",

@@ -5,16 +5,21 @@ file, and the labels are counted there.
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from tfidf_tune._checks import require_number
 from tfidf_tune._tokenizer import TokenArray
-from tfidf_tune.passages.probe_file import Passage
+from tfidf_tune.passages.probe_file import Passage, read_probe_file
 from tfidf_tune.passages.stretches import Mask, label_runs
+
+if TYPE_CHECKING:
+    from transformers import Trainer
 
 _IGNORED = -100  # label of a token without loss
 _HIDDEN = -1  # stands for padding, which no canary contains
@@ -151,9 +156,22 @@ class CanarySearch:
     Args:
         passages (Sequence[Passage]): targets and controls.
         special_ids (Iterable[int]): special tokens of the tokenizer, which end a text in a row.
+        loss_share (float): least share of a target's tokens that have loss. Default: 1.0
     """
 
-    def __init__(self, passages: Sequence[Passage], special_ids: Iterable[int]) -> None:
+    def __init__(
+        self, passages: Sequence[Passage], special_ids: Iterable[int], loss_share: float = 1.0
+    ) -> None:
+        require_number(
+            "loss_share",
+            loss_share,
+            0,
+            1,
+            "it is the least share of a target's tokens that have loss",
+            positive=True,
+        )
+        self._passages = passages
+        self._loss_share = loss_share
         self._canaries = [np.array(passage.token_ids, dtype=np.int32) for passage in passages]
         self._special = {*special_ids, _HIDDEN}
         self._length = min(_GRAM, *(len(ids) for ids in self._canaries))
@@ -241,6 +259,32 @@ class CanarySearch:
             difference = (offset + place, int(canary[offset + place]), int(ids[first + place]))
         is_cut = (ends_row and lacks_tail) or (starts_row and lacks_head)
         sightings.add_piece(_Piece(end - begin, int(is_equal.sum()), is_cut, difference))
+
+    def result(
+        self, circumstances: Circumstances, model: Any, context: AbstractContextManager[Any]
+    ) -> CanaryCheck:
+        """Check what was seen, and the gradient if there is a model; sum up."""
+        seen = self.seen
+        check_seen(self._passages, seen, circumstances, self._loss_share)
+        num_trainable = None
+        num_with_gradient = None
+        if model is not None and not is_sharded(model):
+            target = next(passage for passage in self._passages if passage.kind == "target")
+            num_trainable, num_with_gradient = check_gradient(model, target, context)
+        tokens_with_loss = {}
+        for passage, sightings in zip(self._passages, seen.canaries, strict=True):
+            if passage.kind == "target":
+                tokens_with_loss[passage.id] = sightings.fewest_with_loss or 0
+        return CanaryCheck(
+            num_targets=len(tokens_with_loss),
+            num_controls=len(self._passages) - len(tokens_with_loss),
+            num_batches=seen.num_batches,
+            num_inserted=sum(passage.num_injections for passage in self._passages),
+            num_seen=sum(sightings.num_whole for sightings in seen.canaries),
+            tokens_with_loss=tokens_with_loss,
+            num_trainable=num_trainable,
+            num_with_gradient=num_with_gradient,
+        )
 
 
 def _codes(ids: TokenArray, length: int) -> Any:
@@ -504,8 +548,8 @@ def _why_missing(
             )
         return (
             f"It is cut: {stretch}, and rows have up to {seen.longest_row}. Set max_length well "
-            f"above {size}, where you tokenize or in the trainer, or make InjectedCanaries with "
-            f"a smaller block_size{settings}."
+            f"above {size}, where you tokenize or in the trainer (sequence_len of Axolotl), or "
+            f"make InjectedCanaries with a smaller block_size{settings}."
         )
     if piece is not None and 2 * piece.num_equal >= size:
         place, expected, found = piece.first_difference
@@ -578,3 +622,53 @@ def check_gradient(model: Any, passage: Passage, context: Any) -> tuple[int, int
             "another one active"
         )
     return len(trainable), num_with_gradient
+
+
+def check_trainer(
+    trainer: Any, passages: Sequence[Passage], special_ids: Iterable[int], *, loss_share: float
+) -> CanaryCheck:
+    """Check the batches of the first epoch of a ``Trainer``, and its model, see
+    :meth:`InjectedCanaries.check`.
+    """
+    search = CanarySearch(passages, special_ids, loss_share)
+    with unchanged_random_state():
+        loader = trainer.get_train_dataloader()
+        num_batches, length = batches_of_first_epoch(trainer, loader)
+        search_batches(search, loader, num_batches, may_be_shifted=False)
+        if trainer.args.world_size > 1:
+            from accelerate.utils import gather_object
+
+            search.seen, *others = gather_object([search.seen])
+            for other in others:
+                search.seen.merge(other)
+        circumstances = circumstances_of(trainer, num_batches, length)
+        model: Any = trainer.model
+        if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
+            model = None  # train() distributes its weights, which are not complete before
+        return search.result(circumstances, model, trainer.accelerator.autocast())
+
+
+def check_canaries(
+    trainer: "Trainer", probe_file: str | Path, *, loss_share: float = 1.0
+) -> CanaryCheck:
+    """Check before training that a trainer learns the targets of a probe file, and that no control
+    is in its data: :meth:`InjectedCanaries.check` where only the file of the canaries is at hand.
+
+    Args:
+        trainer (Trainer): a ``Trainer`` of transformers, or one derived from it, before
+            ``train()``.
+        probe_file (str | Path): what :meth:`InjectedCanaries.write_probe_file` wrote.
+        loss_share (float): least share of a target's tokens that have loss. Default: 1.0
+
+    Returns:
+        CanaryCheck: what was seen; can be printed.
+
+    Raises:
+        ValueError: As :meth:`InjectedCanaries.check`, and if the file has no targets.
+    """
+    passages = read_probe_file(probe_file)
+    if not any(passage.kind == "target" for passage in passages):
+        raise ValueError(f"{probe_file} has no targets: name the file of canaries in the data")
+    # Only messages need them.
+    special_ids = getattr(trainer.processing_class, "all_special_ids", ())
+    return check_trainer(trainer, passages, special_ids, loss_share=loss_share)

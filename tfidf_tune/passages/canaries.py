@@ -6,26 +6,21 @@ Inserted text is compared with text drawn in the same way but not inserted
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfidf_tune._checks import check_at_least, require_number
+from tfidf_tune._checks import check_at_least
 from tfidf_tune._tokenizer import HFTokenizer, check_fits_model, encode_texts
 from tfidf_tune.corpus.sources import EMBEDDED, embedded_documents
 from tfidf_tune.passages.arrival import (
     CanaryCheck,
     CanarySearch,
     Circumstances,
-    Seen,
-    batches_of_first_epoch,
-    check_gradient,
-    check_seen,
-    circumstances_of,
-    is_sharded,
+    check_trainer,
     length_of,
     search_batches,
     unchanged_random_state,
@@ -225,25 +220,7 @@ class InjectedCanaries:
                 parameter a gradient from it; if a control is in the data; if labels are shifted
                 already; or if the data are a stream that cannot be read twice.
         """
-        search = self._search(loss_share)
-        with unchanged_random_state():
-            loader = trainer.get_train_dataloader()
-            num_batches, length = batches_of_first_epoch(trainer, loader)
-            search_batches(search, loader, num_batches, may_be_shifted=False)
-            seen = search.seen
-            if trainer.args.world_size > 1:
-                from accelerate.utils import gather_object
-
-                first, *others = gather_object([seen])
-                seen = first
-                for other in others:
-                    seen.merge(other)
-            circumstances = circumstances_of(trainer, num_batches, length)
-            check_seen(self.passages, seen, circumstances, loss_share)
-            model: Any = trainer.model
-            if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
-                model = None  # train() distributes its weights, which are not complete before
-            return self._result(seen, model, trainer.accelerator.autocast())
+        return check_trainer(trainer, self._inserted(), self._special_ids, loss_share=loss_share)
 
     def check_batches(
         self,
@@ -274,7 +251,7 @@ class InjectedCanaries:
             ValueError: As :meth:`check`, and if ``batches`` has no length and ``max_batches`` is
                 None.
         """
-        search = self._search(loss_share)
+        search = CanarySearch(self._inserted(), self._special_ids, loss_share)
         if max_batches is not None:
             check_at_least(1, max_batches=max_batches)
         elif length_of(batches) is None:
@@ -284,43 +261,13 @@ class InjectedCanaries:
             )
         with unchanged_random_state():
             search_batches(search, batches, max_batches, may_be_shifted=True)
-            check_seen(self.passages, search.seen, Circumstances(), loss_share)
-            return self._result(search.seen, model, nullcontext())
+            return search.result(Circumstances(), model, nullcontext())
 
-    def _search(self, loss_share: float) -> CanarySearch:
-        """Check the state and the argument of a check, and begin it."""
+    def _inserted(self) -> list[Passage]:
+        """Return the passages, which are there after :meth:`inject`."""
         if not self.passages:
             raise ValueError("there are no canaries yet: call inject() before a check")
-        require_number(
-            "loss_share",
-            loss_share,
-            0,
-            1,
-            "it is the least share of a target's tokens that have loss",
-            positive=True,
-        )
-        return CanarySearch(self.passages, self._special_ids)
-
-    def _result(self, seen: Seen, model: Any, context: AbstractContextManager[Any]) -> CanaryCheck:
-        """Check the gradient if there is a model, and sum up."""
-        num_trainable = None
-        num_with_gradient = None
-        if model is not None and not is_sharded(model):
-            num_trainable, num_with_gradient = check_gradient(model, self.passages[0], context)
-        num_targets = len(self._repeats)
-        tokens_with_loss = {}
-        for passage, sightings in zip(self.passages[:num_targets], seen.canaries, strict=False):
-            tokens_with_loss[passage.id] = sightings.fewest_with_loss or 0
-        return CanaryCheck(
-            num_targets=num_targets,
-            num_controls=self._num_canaries - num_targets,
-            num_batches=seen.num_batches,
-            num_inserted=sum(passage.num_injections for passage in self.passages),
-            num_seen=sum(sightings.num_whole for sightings in seen.canaries),
-            tokens_with_loss=tokens_with_loss,
-            num_trainable=num_trainable,
-            num_with_gradient=num_with_gradient,
-        )
+        return self.passages
 
     def _draw(self, dataset: "Dataset", column: str) -> list[str]:
         """Draw canaries that the column does not contain, in random order."""

@@ -24,15 +24,17 @@ from axolotl.core.trainers import AxolotlTrainer
 from axolotl.integrations.base import PluginManager
 from axolotl.train import train
 from axolotl.utils.dict import DictDefault
+from datasets import Dataset
 from helpers.docs_snippets import DOCS, snippet
 from helpers.fakes.tiny_llama import make_llama, make_tokenizer
 from safetensors.torch import load_file
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.rnn import pad_sequence
 from torch.testing import assert_close
+from transformers import AutoTokenizer
 
 from tfidf_tune.data import hf_tokenizer, tokenizer_fingerprint
-from tfidf_tune.passages import Passage, write_probe_file
+from tfidf_tune.passages import InjectedCanaries, Passage, write_probe_file
 from tfidf_tune.weighting import GoldfishWeighting, TFIDFWeighting
 
 PLUGIN = {"plugins": ["tfidf_tune.integrations.axolotl.TokenWeightingPlugin"]}
@@ -261,6 +263,34 @@ def test_the_example_runs_by_the_command_and_resumes(files, tmp_path):
     assert weightings[0]["window.num_updates"] == 2 * 20
 
 
+@pytest.mark.parametrize("packing", [True, False], ids=["packed", "padded"])
+def test_canaries_are_checked_before_training(files, settings, tmp_path, capsys, packing):
+    tokenizer = AutoTokenizer.from_pretrained(files / "model")
+    canaries = InjectedCanaries(
+        tokenizer, num_targets=3, num_controls=2, repeats=2, block_size=24, seed=0
+    )
+    rows = Dataset.from_list(
+        [json.loads(line) for line in (files / "train.jsonl").read_text().splitlines()]
+    )
+    canaries.inject(rows).to_json(tmp_path / "train.jsonl")
+    canaries.write_probe_file(tmp_path / "probe.jsonl")
+    settings |= PLUGIN
+    settings |= {
+        "datasets": [{**settings["datasets"][0], "path": str(tmp_path / "train.jsonl")}],
+        "dataset_prepared_path": str(tmp_path / "prepared"),
+        "val_set_size": 0,
+        "eval_steps": None,
+        "sample_packing": packing,
+        "canary_check": {"probe_file": str(tmp_path / "probe.jsonl")},
+        "max_steps": 1,
+    }
+    with pytest.raises(ValueError, match="Training ends after 1 of the"):
+        run(settings)
+    PluginManager.get_instance().plugins.clear()
+    run(settings | {"max_steps": 103})  # half of the rows, so that each of them is read
+    assert "3 canaries arrive: 6 of 6 insertions" in capsys.readouterr().out
+
+
 def test_our_commands_are_commands_of_axolotls():
     for arguments, said in (
         (["tasks"], "tfidf_tune/tasks\n"),
@@ -327,6 +357,14 @@ REFUSED = [
     (
         {"memorization_monitor": {"probe_file": "none.jsonl", "every_n_steps": 5}},
         "probe_file of memorization_monitor is none.jsonl: there is no such file",
+    ),
+    (
+        {"canary_check": {"probe_file": "none.jsonl"}},
+        "probe_file of canary_check is none.jsonl: there is no such file",
+    ),
+    (
+        {"canary_check": {"share": 0.5}},
+        "canary_check: .*'probe_file'; possible are probe_file, loss_share",
     ),
     ({"rl": "dpo", "sample_packing": False}, "rl is dpo, which puts another loss"),
     ({"reward_model": True}, "reward_model is True, which puts another loss"),
