@@ -21,6 +21,8 @@ _HIDDEN = {
     "bitsandbytes.backends.cpu.ops": ("Failed to load CPU gemm_4bit_forward",),
     # Repeated for each of our tasks.
     "lm_eval.api.task": ("Custom kwargs can be passed to `--metadata`",),
+    # Recitation is asked for without a template on purpose.
+    "lm_eval.evaluator": ("chat template is not applied",),
 }
 
 

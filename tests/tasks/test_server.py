@@ -22,6 +22,7 @@ from tfidf_tune.probe import planned_attacks
 from tfidf_tune.probe.sample_fields import Unanswered
 from tfidf_tune.results import import_results
 from tfidf_tune.tasks import SERVER_NAME, evaluate, save_token_ids_tokenizer, tasks_folder
+from tfidf_tune.tasks.bos import is_likelier_after_bos
 from tfidf_tune.tasks.server import ServerLM, _Answer, _scored
 
 KEY = "sk-secret-1234567890"
@@ -491,6 +492,15 @@ def test_the_likelihood_of_a_text_starts_at_the_first_token_after_what_is_given(
     assert exact == bool(num_ids)
 
 
+def of_next_token(answer):
+    """Answer as llama.cpp's server, which does not echo and has other fields for each token that it
+    makes.
+    """
+    token = {"id": 5, "token": " of", "bytes": [32, 111, 102], "logprob": -0.5, "top_logprobs": []}
+    answer["choices"][0] |= {"text": " of", "logprobs": {"content": [token]}}
+    return answer
+
+
 def test_a_server_without_log_probabilities_or_with_wrong_ones_is_recognised(host, url):
     def server():  # each asks anew
         return ServerLM("m", url, "", max_retries=2)
@@ -500,11 +510,29 @@ def test_a_server_without_log_probabilities_or_with_wrong_ones_is_recognised(hos
     assert server().likelihood_problem() == "its log-probabilities do not fit its own continuation"
     host.echoes = False
     assert "gives no log-probabilities of the prompt" in server().likelihood_problem()
+    host.faults += ["", of_next_token, of_next_token, of_next_token]
+    assert "gives no log-probabilities of the prompt" in server().likelihood_problem()
     host.faults += ["", "400"]
     assert "status 400" in server().likelihood_problem()
     host.faults += ["500"] * 9
     with pytest.raises(ConnectionError, match="status 500"):
         server().likelihood_problem()
+
+
+def test_no_chat_template_is_recommended(host, url, reciting, probe_file, tmp_path, caplog):
+    evaluated(url, reciting, probe_file, tmp_path, model="tiny-instruct")
+    assert "chat template is not applied" not in caplog.text
+
+
+def test_a_server_that_scores_nothing_gets_no_bos_and_says_only_why(host, url, caplog):
+    host.echoes = False
+    server = ServerLM("m", url, "")
+    assert not is_likelier_after_bos(server, 1, [[5, 6, 7]])
+    (record,) = caplog.records
+    assert (
+        "because the server scores no texts (it gives no log-probabilities of the prompt (echo and "
+        "logprobs)), and it gets none: --bos true"
+    ) in record.getMessage()
 
 
 @pytest.mark.parametrize("likeliest", [None, [None, *[{}] * 40]], ids=["no list", "empty"])

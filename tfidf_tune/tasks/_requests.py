@@ -215,9 +215,10 @@ class TextPrompts(TokenIdPrompts):
         if self.is_served:
             return (
                 "the model sees different token ids: the text is tokenized for the server, perhaps "
-                "with a BOS, which no setting here changes; if it takes token ids, as vLLM and "
-                "SGLang do, send these: --send ids of an audit, or --metadata prompts=ids_to_text "
-                "and a tokenizer of `tfidf-tune tasks --token-ids-tokenizer` in an evaluation"
+                "with a BOS, which no setting here changes; if it takes token ids, as vLLM, "
+                "SGLang and llama.cpp do, send these: --send ids of an audit, or --metadata "
+                "prompts=ids_to_text and a tokenizer of `tfidf-tune tasks "
+                "--token-ids-tokenizer` in an evaluation"
             )
         # How the same model gets ids, by the harness's name for what loads it.
         if self.backend == "hf":

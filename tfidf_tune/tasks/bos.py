@@ -72,11 +72,13 @@ def is_likelier_after_bos(model: LM, bos_id: int, texts: list[list[int]]) -> boo
     try:
         likelihoods = np.array([answer[0] for answer in model.loglikelihood(requests)])
     except ConnectionRefusedError as error:  # a server that scores nothing
+        # What is wrong with its answer, without what to do about requests that have to work.
+        reason = error.__cause__ if type(error.__cause__) is ValueError else error
         _logger.warning(
             "it is unknown if the model was trained with BOS, because the server scores no texts "
             "(%s), and it gets none: --bos true of an audit, --metadata bos=true of an evaluation, "
             "adds it",
-            error,
+            reason,
         )
         return False
     without_bos = likelihoods[::2]
