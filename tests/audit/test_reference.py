@@ -8,7 +8,7 @@ import numpy as np
 import peft
 import pytest
 import torch
-from helpers.fakes.openai_server import serving
+from helpers.fakes.openai_server import Host, serving
 from helpers.fakes.tiny_run import write_documents
 from scipy import stats
 
@@ -21,6 +21,11 @@ from tfidf_tune.probe import load_model
 from tfidf_tune.results import import_results
 from tfidf_tune.results.intervals import auc_difference
 from tfidf_tune.tasks._transformers import TokenExactHFLM
+from tfidf_tune.tasks.server import (
+    REQUESTS_PER_LIKELIHOOD_TEST,
+    REQUESTS_PER_PROMPT_TEST,
+    ServerLM,
+)
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
 
@@ -225,26 +230,104 @@ def test_a_quantized_base_is_named_so(folder, tmp_path):
     assert said["folder"] == f"{folder / 'base'}, at the same quantization"
 
 
+def of_servers(folder, out, url, reference_url, **changes):
+    """An audit of the model "after" at one server, with the model "before" at another."""
+    of_server = {
+        "model": "after",
+        "server": ServerSpec(base_url=url, max_retries=0),
+        "tokenizer": str(folder / "base"),
+        "reference": "before",
+        "reference_url": reference_url,
+    }
+    return spec_of(folder, out, **of_server | changes)
+
+
 def test_the_reference_can_be_behind_another_server(folder, tiny_checkpoint, tmp_path):
     with serving(folder / "adapter") as (_, url), serving(folder / "base") as (_, base_url):
-        server = ServerSpec(base_url=url, max_retries=0)
-        result = audit(
-            spec_of(
-                folder,
-                tmp_path / "served",
-                model="after",
-                server=server,
-                tokenizer=str(folder / "base"),
-                reference="before",
-                reference_url=base_url,
-            )
-        )
+        result = audit(of_servers(folder, tmp_path / "served", url, base_url))
     table = next(one for one in result.report.tables if one.name == "before_and_after")
     found = checkpoints_of(tmp_path / "served")
     assert found[True][0] != found[False][0]
     assert len(table.frame) == 4  # this server gives no likelihoods
     plan = json.loads((tmp_path / "served" / "plan.json").read_text())
     assert plan["reference"]["url"] == base_url
+
+
+class Templating(Host):
+    """Puts a template of 21 tokens around each prompt."""
+
+    def answer(self, path, payload):
+        answer = super().answer(path, payload)
+        answer["usage"]["prompt_tokens"] += 21
+        return answer
+
+
+def test_the_server_of_the_reference_is_tested_before_the_model_is_asked(folder, tmp_path):
+    out = tmp_path / "out"
+    templating = Templating(folder / "base")
+    with serving(folder / "base") as (host, url), serving(None, templating) as (_, other_url):
+        # As llama.cpp does, this server answers for each name by the model that it has.
+        host.name = "only"
+        same_url = url + "/"
+        for reference_url, error, what in (
+            ("http://127.0.0.1:1/v1", ConnectionError, r"127\.0\.0\.1:1/v1 did not answer"),
+            (other_url, ValueError, f"{other_url} cannot answer for the reference: .* 21 tokens"),
+            (same_url, ValueError, r"for after and for the reference before by one model \(only\)"),
+        ):
+            host.asked.clear()
+            spec = of_servers(folder, out, url, reference_url, accept_unproven=False)
+            with pytest.raises(error, match=what):
+                audit(spec)
+            assert len(host.asked) <= 2 * (REQUESTS_PER_PROMPT_TEST + REQUESTS_PER_LIKELIHOOD_TEST)
+        # Of a server that names no model.
+        host.name = None
+        with pytest.raises(ValueError, match=r"for after and for the reference after by one model"):
+            audit(of_servers(folder, out, url, url, reference="after"))
+        said = []
+        audit(of_servers(folder, out, url, other_url), said.append)
+    (counted,) = [text for text in said if "requests, about" in text]
+    # A prompt and a likelihood of each of 24 passages, and four tests.
+    assert counted.endswith("The server of the reference gets 52 of them, too.")
+
+
+def test_what_the_reference_has_answered_is_not_asked_again(folder, tmp_path):
+    with serving(folder / "adapter") as (host, url), serving(folder / "base") as (other, other_url):
+        host.name = "some-file.gguf"
+        other.faults += [""] * 14 + ["500"]
+        spec = of_servers(folder, tmp_path / "out", url, other_url)
+        with pytest.raises(ConnectionError, match=r"12 answers are saved in .*reference\.jsonl"):
+            audit(spec)
+        num_asked = len(host.asked)
+        answered = [payload for _, payload in other.asked[2:14]]
+        other.asked.clear()
+        said = []
+        audit(spec, said.append)
+    assert any("answers of an audit that ended early" in text for text in said)
+    assert f"{url} answers for after as some-file.gguf." in said
+    # Only the tests, of prompts and likelihoods, are repeated.
+    assert len(host.asked) - num_asked == REQUESTS_PER_PROMPT_TEST + REQUESTS_PER_LIKELIHOOD_TEST
+    assert len(other.asked) > REQUESTS_PER_PROMPT_TEST
+    assert not any(payload in answered for _, payload in other.asked)
+    assert not (tmp_path / "out" / "unfinished").exists()
+
+
+def test_the_server_of_the_reference_may_give_no_likelihoods(folder, tmp_path, monkeypatch):
+    with serving(folder / "base") as (_, url), serving(folder / "adapter") as (_, other_url):
+
+        def problem(server):
+            return "it gives none" if server.base_url == other_url else None
+
+        monkeypatch.setattr(ServerLM, "likelihood_problem", problem)
+        said = []
+        result = audit(of_servers(folder, tmp_path / "out", url, other_url), said.append)
+    assert (
+        "Likelihoods of the reference are left out: its server cannot be used for them, it gives "
+        "none."
+    ) in said
+    assert "auc" in result.summary["measures"]
+    table = next(one for one in result.report.tables if one.name == "before_and_after")
+    assert "Membership AUC, by the loss" not in [*table.frame["Measure"]]
+    assert not verify(tmp_path / "out").changed
 
 
 def test_the_difference_of_two_aucs_is_paired_by_passage():

@@ -41,6 +41,15 @@ def connect(plan: Plan) -> "ServerLM | None":
     return ServerLM(**plan.model_args)
 
 
+def _connect_reference(plan: Plan) -> "ServerLM | None":
+    """Make the client of the server that answers for the reference; None if there is none."""
+    if plan.reference is None or plan.reference.kind != "server":
+        return None
+    from tfidf_tune.tasks.server import ServerLM
+
+    return ServerLM(**plan.reference.model_args)
+
+
 def require_limits_possible(
     plan: Plan, passages: "Sequence[Passage]", bounds: Sequence[Bound], problem: str | None = None
 ) -> None:
@@ -65,16 +74,18 @@ def ask(
 ) -> Iterator[Path]:
     """Ask the model for the passages; yield the folder of its answers.
 
-    Answers of a server are also recorded in a journal until the block ends, so that an interrupted
+    Answers of servers are also recorded in journals until the block ends, so that an interrupted
     audit can be continued.
 
     Raises:
-        ValueError: If no answer could make a limit pass; before the model is loaded.
+        ValueError: If no answer could make a limit pass, before the model is loaded; or if the
+            server of the reference changes prompts, or is that of the model.
         OSError: If a file cannot be written, or a server does not answer.
     """
     from tfidf_tune.tasks.evaluation import likelihood_problem
 
     spec = plan.spec
+    reference_server = _connect_reference(plan)
     attacks = plan.affordable(len(passages))
     asked = {attack.name for attack in attacks}
     left_out = [
@@ -84,7 +95,8 @@ def ask(
         note(f"The budget of {spec.budget:,} requests leaves out: {', '.join(left_out)}.")
     obstacle = None
     if server is not None:
-        obstacle = _prompt_obstacle(plan, server, passages, attacks, note)
+        obstacle = _prompt_obstacle(plan, server, "The server", passages, attacks, note)
+        _say_who_answers(server, note)
         problem = server.likelihood_problem()
         if problem is not None:
             problem = f"the server cannot be used for them, {problem}"
@@ -101,6 +113,21 @@ def ask(
         if "control" in kinds:
             tasks.append(POSITIVE_CONTROL_NLL)
     require_limits_possible(plan, passages, bounds, problem)
+    # Only the audited model has to show that it reads.
+    reference_tasks = [
+        task for task in tasks if task not in (POSITIVE_CONTROL, POSITIVE_CONTROL_NLL)
+    ]
+    if server is not None and reference_server is not None:
+        # Tested now, because it is asked last: after hours, and answers that were paid for.
+        _require_comparable(plan, server, reference_server, passages, attacks, note)
+        if MEMBERSHIP in reference_tasks:
+            problem = reference_server.likelihood_problem()
+            if problem is not None:
+                reference_tasks.remove(MEMBERSHIP)
+                note(
+                    "Likelihoods of the reference are left out: its server cannot be used for "
+                    f"them, {problem}."
+                )
     settings = {
         "probe_file": str(plan.probe_file),
         **plan.settings,
@@ -112,13 +139,22 @@ def ask(
         spec.folder / "evaluation" / datetime.now(timezone.utc).strftime("%Y-%m-%dT%H-%M-%S.%f")
     )
     _files.remove_leftovers(evaluated.parent)
-    with _journal(plan, server, note):
+    with _journal(plan, server, reference_server, note):
         # Tokenizer and passages are checked before the model is loaded.
         with _files.atomic_folder(evaluated) as unfinished:
             if plan.reference is None:
                 _evaluate(plan, server, tasks, unfinished, settings)
             else:
-                _evaluate_both(plan, plan.reference, server, tasks, unfinished, settings)
+                _evaluate_both(
+                    plan,
+                    plan.reference,
+                    server,
+                    reference_server,
+                    tasks,
+                    reference_tasks,
+                    unfinished,
+                    settings,
+                )
         yield evaluated
 
 
@@ -143,7 +179,9 @@ def _evaluate_both(
     plan: Plan,
     reference: Reference,
     server: "ServerLM | None",
+    reference_server: "ServerLM | None",
     tasks: list[str],
+    reference_tasks: list[str],
     output: Path,
     settings: dict[str, Any],
 ) -> None:
@@ -153,7 +191,6 @@ def _evaluate_both(
     """
     from tfidf_tune.tasks.evaluation import evaluate, loaded_model
     from tfidf_tune.tasks.membership import reference_nlls_by
-    from tfidf_tune.tasks.server import ServerLM
 
     spec = plan.spec
     model: LM | None = server
@@ -164,20 +201,18 @@ def _evaluate_both(
     else:
         _evaluate(plan, model, tasks, output, settings)
 
-    # The reference is asked for the same; only the audited model has to show that it reads.
+    # The reference is asked for the same.
     asked_of_reference = {**settings, "run": described(reference, plan.model_args)}
     asked_of_reference.pop("reference_model", None)
-    other: LM | None = None
+    other: LM | None = reference_server
     if reference.kind == "base":
         other = model
-    elif reference.kind == "server":
-        other = ServerLM(**reference.model_args)
-    elif server is not None:
+    elif reference.kind == "model" and server is not None:
         asked_of_reference["prompts"] = "token_ids"
     with switched_off(model, reference) if reference.kind == "base" else nullcontext():
         evaluate(
             reference.model_args,
-            [task for task in tasks if task not in (POSITIVE_CONTROL, POSITIVE_CONTROL_NLL)],
+            reference_tasks,
             output / REFERENCE,
             metadata=asked_of_reference,
             batch_size=spec.batch_size,
@@ -199,9 +234,57 @@ def _longest_reference(
     return longest
 
 
+def _require_comparable(
+    plan: Plan,
+    server: "ServerLM",
+    reference_server: "ServerLM",
+    passages: "Sequence[Passage]",
+    attacks: Sequence[Attack],
+    note: Note,
+) -> None:
+    """Test the server of the reference as that of the model was.
+
+    Raises:
+        ValueError: If it changes prompts, so that the reference would recite less for that alone,
+            or if the audited model itself answers.
+        ConnectionError: If it does not answer.
+    """
+    obstacle = _prompt_obstacle(
+        plan, reference_server, "The server of the reference", passages, attacks, note
+    )
+    _say_who_answers(reference_server, note)
+    if obstacle and not plan.spec.accept_unproven:
+        raise ValueError(
+            f"{reference_server.base_url} cannot answer for the reference: {obstacle}, so that the "
+            "reference would recite less for that alone. Serve it without, or give "
+            "--accept-unproven"
+        )
+    is_same_address = reference_server.base_url == server.base_url
+    is_same_model = reference_server.model == server.model
+    answered_as = reference_server.answered_as
+    # llama.cpp answers for each name by the model that it has.
+    if answered_as is not None and answered_as == server.answered_as:
+        is_same_model = True
+    if is_same_address and is_same_model:
+        raise ValueError(
+            f"{server.base_url} answers for {server.model} and for the reference "
+            f"{reference_server.model} by one model ({answered_as or server.model}): serve the "
+            "model before training at another address, and name that by --reference-url"
+        )
+
+
+def _say_who_answers(server: "ServerLM", note: Note) -> None:
+    """Say so if a server calls the model by another name: some servers take any name for the only
+    model that they have.
+    """
+    if server.answered_as not in (None, server.model):
+        note(f"{server.base_url} answers for {server.model} as {server.answered_as}.")
+
+
 def _prompt_obstacle(
     plan: Plan,
     server: "ServerLM",
+    subject: str,
     passages: "Sequence[Passage]",
     attacks: Sequence[Attack],
     note: Note,
@@ -232,7 +315,7 @@ def _prompt_obstacle(
         found.append(server.prompt_obstacle(prompts, is_chat=is_chat))
     if None in found:
         note(
-            "The server does not count the tokens of a prompt (usage): it is unknown if it changes "
+            f"{subject} does not count the tokens of a prompt (usage): it is unknown if it changes "
             "prompts."
         )
     for obstacle in found:
@@ -242,24 +325,36 @@ def _prompt_obstacle(
 
 
 @contextmanager
-def _journal(plan: Plan, server: "ServerLM | None", note: Note) -> Iterator[None]:
-    """Keep the answers of a server until the block ends: an interrupted audit of the same model
+def _journal(
+    plan: Plan, server: "ServerLM | None", reference_server: "ServerLM | None", note: Note
+) -> Iterator[None]:
+    """Keep the answers of servers until the block ends: an interrupted audit of the same models
     goes on.
     """
     if server is None:
         yield
         return
     overwrite = plan.spec.overwrite
+    servers = {"requests.jsonl": server}
     about = {"model": server.description()}
+    if reference_server is not None:
+        servers["reference.jsonl"] = reference_server
+        about["reference"] = reference_server.description()
     with _files.work_folder(
         plan.spec.folder / "unfinished", about, replace=overwrite, keep=True
     ) as work:
-        file = work / "requests.jsonl"
-        if overwrite:
-            file.unlink(missing_ok=True)
-        number = server.open_journal(file)
+        number = 0
+        seconds = 0.0
+        for name, one_server in servers.items():
+            file = work / name
+            if overwrite:
+                file.unlink(missing_ok=True)
+            num_answers = one_server.open_journal(file)
+            if num_answers:
+                number += num_answers
+                seconds = max(seconds, file.stat().st_mtime)
         if number:
-            date = datetime.fromtimestamp(file.stat().st_mtime)
+            date = datetime.fromtimestamp(seconds)
             note(
                 f"Goes on: {number:,} answers of an audit that ended early on "
                 f"{date:%Y-%m-%d %H:%M} are used."

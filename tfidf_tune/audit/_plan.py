@@ -77,6 +77,16 @@ class Plan:
             num_tests = REQUESTS_PER_LIKELIHOOD_TEST + REQUESTS_PER_PROMPT_TEST * self.num_ways
         return num_passages + self.num_control_requests + num_tests
 
+    def num_reference_requests(self, num_passages: int) -> int:
+        """Return the requests to the server of the reference, all but the positive control; 0
+        without one.
+        """
+        if self.reference is None or self.reference.kind != "server":
+            return 0
+        num_prompts = sum(attack.num_requests for attack in self.affordable(num_passages))
+        num_others = self.num_other_requests(num_passages) - self.num_control_requests
+        return num_passages * num_prompts + num_others
+
     @property
     def num_ways(self) -> int:
         """Ways of sending prompts: as a text, as a chat, or both."""
@@ -252,7 +262,12 @@ def describe_requests(
         cost = (
             f"; at most about {most:,.2f} at {prices[0]:g} and {prices[1]:g} for a million tokens"
         )
+    of_reference = ""
+    num_of_reference = plan.num_reference_requests(num_passages)
+    if num_of_reference:
+        of_reference = f" The server of the reference gets {num_of_reference:,} of them, too"
+        of_reference += "." if prices is None else ", which the cost does not include."
     return (
         f"{number:,} requests, about {given:,} tokens in prompts and at most {made:,} in "
-        f"continuations{cost}."
+        f"continuations{cost}.{of_reference}"
     )

@@ -202,7 +202,7 @@ class ServerLM(LM):  # type: ignore[misc]
         self._next_start = 0.0
         self._journal: Path | None = None
         self.known: dict[str, str] = {}  # answers, by the hashes of the requests
-        self._answered_as: str | None = None  # the model that answers name
+        self.answered_as: str | None = None  # the model that answers name
         # Fingerprints of the system, in the answers of the journal.
         self._recorded: set[str] = set()
         if journal is not None:
@@ -494,11 +494,11 @@ class ServerLM(LM):  # type: ignore[misc]
         """
         if not answer.model:
             return
-        if self._answered_as is None:
-            self._answered_as = answer.model
-        if answer.model != self._answered_as:
+        if self.answered_as is None:
+            self.answered_as = answer.model
+        if answer.model != self.answered_as:
             raise SetupError(
-                f"{self.base_url} answers for {self.model} as {self._answered_as} and as "
+                f"{self.base_url} answers for {self.model} as {self.answered_as} and as "
                 f"{answer.model}: name a model, or a server, that gives all answers"
             )
 
