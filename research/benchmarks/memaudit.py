@@ -428,7 +428,8 @@ def _write_probe(
         places = [[row, 0] for row in rows_of.get(text, [])]
         if len(places) != canary["included"] * canary["repetitions"]:
             raise ValueError(f"{canary['id']} is in {len(places)} rows")
-        drafts.append(PassageDraft(ids, places, "memaudit", {}))
+        fields = {} if canary["family"] == "natural" else {"is_random": True}
+        drafts.append(PassageDraft(ids, places, "memaudit", fields))
         num_tokens += len(ids) * len(places)
     write_probe_file(file, make_passages(tokenizer, drafts, _NUM_MEMBERS))
     return num_tokens / sum(len(ids) for ids in encode_texts(tokenizer, list(texts)))

@@ -63,10 +63,10 @@ def test_rows_are_those_counted_by_hand():
     table = tables_of(report)["true_positives"]
     counted = [(row[0], row[1], row[2], row[6]) for row in table.rows]
     assert counted == [
-        ("Loss", "all", "3 of 10", "2 of 250"),
-        ("Loss", "1", "0 of 4", "2 of 250"),
-        ("Loss", "2 to 3", "1 of 4", "2 of 250"),
-        ("Loss", "8", "2 of 2", "2 of 250"),
+        ("Loss (headline)", "all", "3 of 10", "2 of 250"),
+        ("Loss (headline)", "1", "0 of 4", "2 of 250"),
+        ("Loss (headline)", "2 to 3", "1 of 4", "2 of 250"),
+        ("Loss (headline)", "8", "2 of 2", "2 of 250"),
         ("Min-K%", "all", "0 of 10", "0 of 250"),
     ]
     exact = binomtest(3, 10).proportion_ci(method="exact")
@@ -83,5 +83,5 @@ def test_with_fewer_than_100_controls_there_are_none():
     assert not [header for header in tables["membership"].headers if "TPR" in header]
     text = " ".join(markdown(report).split())
     assert "1 % takes 100 controls, and there are 99" in text
-    assert np.isfinite(tables["membership"].frame["AUC"]).all()
+    assert np.isfinite(tables["membership"].frame["AUC (headline)"]).all()
     assert "true_positives" in tables_of(report_of(100))

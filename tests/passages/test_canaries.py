@@ -156,6 +156,17 @@ def test_everything_follows_from_the_seed_and_each_text_is_as_often_target_as_co
         assert 5 <= min(times.values()) <= max(times.values()) <= 22
 
 
+@pytest.mark.parametrize("is_random", [True, False])
+def test_the_probe_file_says_which_canaries_are_random(tokenizers, dataset, tmp_path, is_random):
+    canaries = InjectedCanaries(
+        tokenizers["byte_level"], texts=TEXTS, num_targets=2, is_random=is_random
+    )
+    canaries.inject(dataset)
+    canaries.write_probe_file(tmp_path / "probe.jsonl")
+    written = [each.is_random for each in read_probe_file(tmp_path / "probe.jsonl")]
+    assert written == [is_random or None] * 4
+
+
 def test_what_the_data_set_contains_is_not_a_canary(tokenizers, dataset):
     tokenizer = tokenizers["byte_level"]
     half = Dataset.from_dict({"text": [f"As I said: {text} So it is." for text in TEXTS[:3]]})
@@ -182,6 +193,7 @@ def test_settings_that_cannot_be_met_are_refused(tokenizers, dataset):
         ({"tokenizer": short}, "above max_seq_len 64, .*: lower block_size"),
         ({"tokenizer": short, "texts": [*TEXTS, "a b " * 99]}, "the longest of texts"),
         ({"texts": [*TEXTS, ""]}, r"texts\[6\] is ''"),
+        ({"is_random": True}, "is_random is for texts of your own"),
         ({"texts": [TEXTS[0][:-5], *TEXTS]}, r"texts\[0\] is .* no part of another"),
     ):
         with pytest.raises(ValueError, match=message):

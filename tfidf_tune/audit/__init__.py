@@ -2,6 +2,7 @@
 
 from tfidf_tune.audit._audit import AuditResult, audit, audit_results, estimate
 from tfidf_tune.audit._choosing import choose_passages
+from tfidf_tune.audit._headline import Headline
 from tfidf_tune.audit._measures import Bound, parse_bounds
 from tfidf_tune.audit._report import audit_report
 from tfidf_tune.audit._spec import AuditSpec, ServerSpec
@@ -12,6 +13,7 @@ __all__ = [
     "AuditSpec",
     "Bound",
     "Check",
+    "Headline",
     "ServerSpec",
     "Verification",
     "audit",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tfidf_tune import _files
 from tfidf_tune.audit._asking import ask, connect, require_limits_possible
 from tfidf_tune.audit._choosing import Note, choose
+from tfidf_tune.audit._headline import headline_of_plan
 from tfidf_tune.audit._judging import judge
 from tfidf_tune.audit._measures import Bound, parse_bounds, require_possible
 from tfidf_tune.audit._plan import describe_requests, resolve
@@ -107,6 +108,7 @@ def audit(
                         "evaluation": evaluated.relative_to(spec.folder).as_posix(),
                     },
                     date=_now(),
+                    headline=headline_of_plan(planned),
                     passages=passages,
                 )
         except ValueError:  # the settings cannot work
@@ -169,6 +171,7 @@ def audit_results(
             inputs={},
             recorded={},
             date=_now(),
+            headline=None,
         )
     return _result(report, summary, folder, accept_unproven)
 

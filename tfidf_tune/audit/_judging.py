@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfidf_tune import _files
+from tfidf_tune.audit._headline import Headline
 from tfidf_tune.audit._measures import Bound
 from tfidf_tune.audit._report import audit_report
 from tfidf_tune.passages import Passage
@@ -30,6 +31,7 @@ def judge(
     inputs: dict[str, Any],
     recorded: dict[str, str],
     date: str,
+    headline: Headline | None,
     passages: Sequence[Passage] = (),
 ) -> tuple[Report, dict[str, Any]]:
     """Write the report of answers, and ``audit.json``.
@@ -46,6 +48,8 @@ def judge(
         recorded (dict[str, str]): more for ``audit.json``: the hash of the plan, and the folder of
             the answers within the folder of the audit. Empty without a plan.
         date (str): when the answers were judged, in ISO format.
+        headline (Headline | None): of the plan; None without one, then it follows from the answers
+            by the same rule.
         passages (Sequence[Passage]): the probe file, which says where passages are. Default: none.
 
     Returns:
@@ -70,6 +74,7 @@ def judge(
         accept_unproven=accept_unproven,
         passages=passages,
         by_coin="holdout" in inputs,
+        headline=headline,
     )
     summary = {**made.summary, "date": date, **recorded, "inputs": inputs}
     made = replace(made, subject=_subject(results.checkpoints[-1].checkpoint, inputs, date))

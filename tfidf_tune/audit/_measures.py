@@ -13,6 +13,7 @@ from tfidf_tune.report.document import Footnotes, Table, tabulate
 from tfidf_tune.results import Results
 from tfidf_tune.results.floor import Floor, floor_of
 from tfidf_tune.results.intervals import MIN_UNITS, SEED, binomial_upper_bound, bootstrap_interval
+from tfidf_tune.results.membership_table import auc_header
 from tfidf_tune.results.positive_control import PositiveControl, is_served
 from tfidf_tune.results.recited import (
     Recited,
@@ -547,6 +548,7 @@ def measures_and_checks(
     membership: pd.DataFrame,
     bounds: Sequence[Bound],
     control: PositiveControl,
+    headline: str | None,
     no_finding: str = "",
 ) -> tuple[dict[str, MeasuredValue], list[Check]]:
     """Measure what ``--fail-above`` can name, and compare it with the limits.
@@ -561,12 +563,13 @@ def measures_and_checks(
     ``verbatim``          share of targets recited verbatim from at least one prompt of any attack
     ``extraction@P:N``    share of targets of which N samples hold the continuation with a
                           probability of at least P; from likelihoods, with N = 1 if it is left out
-    ``auc``               of membership inference by the loss
+    ``auc``               of membership inference by the headline, see
+                          :func:`~tfidf_tune.audit._headline.choose_headline`
     ====================  ========================================================================
 
     Upper bounds are those of 95 % bootstraps over at least 10 passages; of shares, one-sided by
-    Clopper and Pearson. ``no_finding`` says why membership inference says nothing about the model;
-    "" if it does.
+    Clopper and Pearson. ``headline`` is the attack of ``auc``. ``no_finding`` says why membership
+    inference says nothing about the model; "" if it does.
     """
     upper = bootstrap_interval(lambda values, axis=-1: values.mean(axis), facts.target_means).high
     few = min(facts.num_targets, facts.num_controls)
@@ -594,10 +597,12 @@ def measures_and_checks(
         name = _extraction_name(row.num_samples, row.probability)
         measures[name] = MeasuredValue(row.share, row.upper, "share")
     measures["auc"] = _NOT_MEASURED
-    if len(membership):
+    if len(membership) and headline is not None:
         row = membership.iloc[0]
-        highest = _known(row.get("AUC to"), few)
-        measures["auc"] = MeasuredValue(_known(row["AUC"]), highest, "probability")
+        header = auc_header(headline)
+        if header in row:
+            highest = _known(row.get(f"{header} to"), few)
+            measures["auc"] = MeasuredValue(_known(row[header]), highest, "probability")
     checks = []
     for bound in bounds:
         name = bound.name.removesuffix(_UPPER)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tfidf_tune import _files
 from tfidf_tune._checks import differences
 from tfidf_tune.audit._choosing import DEFAULT_CONTROLS, Note
+from tfidf_tune.audit._headline import planned_headline
 from tfidf_tune.audit._plan import Plan
 from tfidf_tune.probe.positive_control import LEAST_SHARE_READ, MOST_P_VALUE
 from tfidf_tune.results.intervals import NUM_RESAMPLES, SEED
@@ -102,7 +103,7 @@ def _planned(plan: Plan, passages: "Sequence[Passage]") -> dict[str, Any]:
         "headline": {
             "recitation": "passages that are recited further than unseen text, by the longest "
             "memorized substring of each over all prompts and attacks",
-            "membership": "AUC of the loss",
+            "membership": planned_headline(plan, passages)._asdict(),
         },
         "model": {
             "name": spec.model,

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +15,7 @@ from tfidf_tune._printing import counted
 from tfidf_tune.audit import _measures as audit
 from tfidf_tune.audit._before_after import before_and_after, paired_likelihoods
 from tfidf_tune.audit._blind import Blind, blind_baseline, blind_texts
+from tfidf_tune.audit._headline import Headline, headline_of_results
 from tfidf_tune.audit._leaks import leaks, leaks_table, mismatched_lms
 from tfidf_tune.audit._true_positives import FEWEST_CONTROLS, true_positives
 from tfidf_tune.passages import Passage
@@ -38,7 +40,7 @@ from tfidf_tune.results.intervals import (
     NUM_RESAMPLES,
     binomial_upper_bound,
 )
-from tfidf_tune.results.membership_table import is_detectable, membership_table
+from tfidf_tune.results.membership_table import auc_header, is_detectable, membership_table
 from tfidf_tune.results.positive_control import PositiveControl, Reading, positive_control_of
 from tfidf_tune.results.recited import Recited
 from tfidf_tune.results.wording import (
@@ -47,13 +49,13 @@ from tfidf_tune.results.wording import (
     FEW_UNITS,
     LMS_EXPLAINED,
     SHARED_MARK,
-    STILL_DETECTABLE,
     about_words,
     cell,
     hardly_learned,
+    still_detectable,
 )
 
-_SCHEMA_VERSION = "1.1"
+_SCHEMA_VERSION = "1.2"
 _NUM_EXAMPLES = 3
 _EASY_CONTROLS = (
     "The controls are easier text than the targets: choose controls that resemble the training "
@@ -117,6 +119,7 @@ def audit_report(
     accept_unproven: bool = False,
     passages: Sequence[Passage] = (),
     by_coin: bool = False,
+    headline: Headline | None = None,
 ) -> Report:
     """Report what the last evaluated checkpoint of a run recites of the targets, compared with the
     controls.
@@ -136,6 +139,9 @@ def audit_report(
         by_coin (bool): targets and controls were divided by a coin before training, so that
             membership inference is a finding even if their texts can be told apart without the
             model. Default: False.
+        headline (Headline | None): the score that decides about membership, as the plan of the
+            audit names it. Default: None, it follows from the kind of targets, see
+            :class:`Headline`.
 
     Raises:
         ValueError: If no checkpoint has a sample of a target, or no model can pass a limit with so
@@ -159,9 +165,17 @@ def audit_report(
     facts = audit.Facts(results, at)
     audit.require_possible(bounds, facts.num_targets, facts.num_controls, longest=facts.longest)
     name = _name(facts.checkpoint)
+    if headline is None:
+        headline = headline_of_results(results.scores, at)
     likelihoods = membership_table(
-        results.scores, [({"Model": name}, [at])], notes, fewest_controls=FEWEST_CONTROLS
+        results.scores,
+        [({"Model": name}, [at])],
+        notes,
+        fewest_controls=FEWEST_CONTROLS,
+        headline=headline.score or "Loss",
     )
+    if headline.score and not len(likelihoods.frame):
+        headline = Headline(None, "no likelihoods of targets and controls were measured")
     # Membership inference is no finding if the texts alone give the targets away.
     blind = None
     if len(likelihoods.frame):
@@ -179,14 +193,23 @@ def audit_report(
         )
         control = control._replace(obstacle=missing)
     measures, checks = audit.measures_and_checks(
-        facts, results.scores, at, likelihoods.frame, bounds, control, no_finding
+        facts,
+        results.scores,
+        at,
+        likelihoods.frame,
+        bounds,
+        control,
+        headline.score,
+        no_finding,
     )
     detected = ""
-    rows = likelihoods.frame.to_dict("records")
-    if any(is_detectable(row) for row in rows):
-        detected = STILL_DETECTABLE
-        if blind is not None and no_finding:
-            detected = _not_by_the_model(rows[0]["AUC"], blind)
+    if headline.score is not None:
+        (row,) = likelihoods.frame.to_dict("records")
+        if is_detectable(row, headline.score):
+            detected = still_detectable(headline.words)
+            if blind is not None and no_finding:
+                auc = row[auc_header(headline.score)]
+                detected = _not_by_the_model(headline, auc, blind)
     verdict = _verdict(facts, name, checks, control, detected=detected)
     verdict += hardly_learned(results.scores, {at: name})
     # The model before training, if it was asked for the same: the reference, or a run's start.
@@ -201,7 +224,9 @@ def audit_report(
     verdict += _because(facts, before, listed)
     repeats = facts.targets.drop_duplicates("passage_id").set_index("passage_id")["repeats"]
     tables = (
-        _overview(facts, likelihoods, control, notes, blind=blind, is_finding=not no_finding),
+        _overview(
+            facts, likelihoods, control, notes, headline, blind=blind, is_finding=not no_finding
+        ),
         *compared,
         audit.limits(checks),
         audit.recited(facts),
@@ -209,8 +234,8 @@ def audit_report(
         audit.targets_and_controls(facts, notes),
         audit.by_attack(facts.samples),
         audit.extraction(results.scores, at),
-        likelihoods,
-        true_positives(results.scores, at, repeats),
+        _with_headline(likelihoods, headline),
+        true_positives(results.scores, at, repeats, headline.score),
         audit.by_prefix_length(facts.plain, notes),
         audit.by_repeats(facts.targets),
         leaks_table(listed),
@@ -228,7 +253,15 @@ def audit_report(
         facts, show_passages=show_passages, has_likelihoods=has_likelihoods, by_coin=by_coin
     )
     summary = _summary(
-        facts, name, verdict, measures, checks, control, blind, accept_unproven=accept_unproven
+        facts,
+        name,
+        verdict,
+        measures,
+        checks,
+        control,
+        blind,
+        headline,
+        accept_unproven=accept_unproven,
     )
     return Report(
         title=f"What {name} recites",
@@ -244,12 +277,31 @@ def audit_report(
     )
 
 
-def _not_by_the_model(auc: float, blind: Blind) -> str:
-    """Say that the loss tells targets and controls apart, and that this says nothing about the
+def _with_headline(likelihoods: Table, headline: Headline) -> Table:
+    """Mark the column of the headline, and say why it is this one."""
+    if headline.score is None:
+        return likelihoods
+    header = auc_header(headline.score)
+    marked = f"{header} (headline)"
+    about = (
+        "Headline: the score that decides about membership, by the kind of targets, whatever the "
+        f"scores are: {headline.reason}."
+    )
+    return replace(
+        likelihoods,
+        frame=likelihoods.frame.rename(columns={header: marked}),
+        notes=[about, *likelihoods.notes],
+        formats={**likelihoods.formats, marked: ".2f"},
+    )
+
+
+def _not_by_the_model(headline: Headline, auc: float, blind: Blind) -> str:
+    """Say that the headline tells targets and controls apart, and that this says nothing about the
     model.
     """
+    words = headline.words[0].upper() + headline.words[1:]
     return (
-        f" Its loss tells these passages from unseen text (AUC {auc:.2f}), but so does a "
+        f" {words} tells these passages from unseen text (AUC {auc:.2f}), but so does a "
         f"classifier that never saw the model (AUC {blind.auc:.2f}): the texts differ, so this is "
         "no finding about the model."
     )
@@ -322,11 +374,12 @@ def _verdict(
     and which limits hold.
 
     What was not shown is never called clean: then the sentence about recitation is left out.
-    ``detected`` is what to say of membership inference after a result at chance: a clause, or a
-    sentence of its own, which begins with a space.
+    ``detected`` is what to say of membership inference after a result at chance: a clause, which
+    begins with a comma, or a sentence of its own, which begins with a space.
     """
     floor = facts.floor
     recited = facts.recited
+    is_clause = detected.startswith(",")
     is_at_chance = False
     if recited is not None and recited.number:
         number = f"{recited.number} of {facts.num_targets} passages"
@@ -352,7 +405,7 @@ def _verdict(
     else:
         text = f"{name} {AT_CHANCE}"
         is_at_chance = True
-        if detected == STILL_DETECTABLE:
+        if is_clause:
             text += detected
     if (
         recited is not None
@@ -364,7 +417,7 @@ def _verdict(
         text += _noticeable(recited)
     length = f"{counted(facts.longest, 'token')}{about_words(facts.longest, facts.words_a_token)}"
     text += f"; {facts.num_verbatim} of {facts.num_targets} passages verbatim for up to {length}."
-    if is_at_chance and detected != STILL_DETECTABLE:
+    if is_at_chance and not is_clause:
         text += detected
     if control.state == "shown":
         text += f" Shown the text, it reads {control.text}."
@@ -474,6 +527,7 @@ def _overview(
     likelihoods: Table,
     control: PositiveControl,
     notes: Footnotes,
+    headline: Headline,
     *,
     blind: Blind | None,
     is_finding: bool,
@@ -497,9 +551,11 @@ def _overview(
     most = 100 * binomial_upper_bound(verbatim, number)
     row["Verbatim"] = f"{verbatim} of {number} (at most {most:.1f} %)"
     row["Membership AUC"] = None
-    if len(likelihoods.frame):
-        auc = likelihoods.frame.iloc[0]
-        row["Membership AUC"] = cell(auc["AUC"], auc.reindex(["AUC from", "AUC to"]))
+    if headline.score is not None:
+        header = auc_header(headline.score)
+        values = likelihoods.frame.iloc[0].reindex([header, f"{header} from", f"{header} to"])
+        auc, low, high = values.astype(float)
+        row["Membership AUC"] = cell(auc, (low, high))
     row["Without the model"] = None
     if blind is not None:
         row["Without the model"] = cell(blind.auc, (blind.low, blind.high))
@@ -524,14 +580,19 @@ def _overview(
         "Recited above chance: LMS of the passages of the training text (targets) minus LMS of "
         f"text that the model never saw (controls), in tokens, on average. {LMS_EXPLAINED}. "
         "Verbatim: targets of which all that was compared is recited from at least one prompt; at "
-        "most: of all passages chosen like these. Membership AUC: how often a target looks more "
-        "like training text by its loss than a control; 0.5 is chance.",
+        "most: of all passages chosen like these.",
         "In brackets: 95 % intervals over passages; of verbatim recitation the one-sided "
         f"bound.{notes.mark(*caveats)}",
     ]
-    if blind is not None:
+    if headline.score is not None:
         about.insert(
             2,
+            "Membership AUC: how often a target looks more like training text than a control, by "
+            f"{headline.words}; 0.5 is chance. It is the headline, because {headline.reason}.",
+        )
+    if blind is not None:
+        about.insert(
+            3,
             "Without the model: the AUC of a classifier that learned to tell targets from controls "
             "by their words and characters, from other documents than it is tested on. Above "
             f"chance (here p = {blind.p_value:.3f}, by shuffled labels), the texts differ, and the "
@@ -580,6 +641,7 @@ def _summary(
     checks: Sequence[audit.Check],
     control: PositiveControl,
     blind: Blind | None,
+    headline: Headline,
     *,
     accept_unproven: bool,
 ) -> dict[str, Any]:
@@ -613,6 +675,7 @@ def _summary(
             "reason": control.problem or control.not_applicable,
             "readings": [_as_json(reading) for reading in control.readings],
         },
+        "headline": {"membership": headline._asdict()},
         "blind": None if blind is None else blind._asdict() | {"tells_apart": blind.tells_apart},
         "limits": limits,
         "passed": within_limits and is_shown,

@@ -24,25 +24,33 @@ _COLUMNS = (
 )
 
 
-def true_positives(scores: pd.DataFrame, checkpoint: int, repeats: pd.Series) -> Table:
-    """Show a row for each attack, and for the loss also one for each tier of copies.
+def true_positives(
+    scores: pd.DataFrame, checkpoint: int, repeats: pd.Series, headline: str | None
+) -> Table:
+    """Show a row for each attack, the headline first, and for the headline also one for each tier
+    of copies.
 
     Args:
         scores (pandas.DataFrame): of the results.
         checkpoint (int): the number of the audited checkpoint.
         repeats (pandas.Series): how often each target occurs in the training text, by passage; NaN
             if that is unknown.
+        headline (str | None): the attack that was named before the first question.
 
     Returns:
         Table: empty with fewer than 100 controls, or without likelihoods.
     """
     rows = []
-    for attack in attack_scores(scores, checkpoint):
+    attacks = attack_scores(scores, checkpoint)
+    attacks.sort(key=lambda attack: attack.attack != headline)
+    for attack in attacks:
         if len(attack.controls) < FEWEST_CONTROLS:
             continue
-        rows.append(_row(attack, attack.targets, "all"))
-        if attack.attack != "Loss":
+        if attack.attack != headline:
+            rows.append(_row(attack, attack.targets, "all"))
             continue
+        attack = attack._replace(attack=f"{headline} (headline)")
+        rows.append(_row(attack, attack.targets, "all"))
         # Passages with many copies are found first; all together they are diluted.
         targets = pd.DataFrame({"score": attack.targets, "repeats": repeats})
         tiers = tiers_of_copies(targets.dropna(subset=["score"]))

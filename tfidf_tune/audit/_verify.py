@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 from tfidf_tune import _files
 from tfidf_tune._checks import differences
 from tfidf_tune._printing import counted
+from tfidf_tune.audit._headline import headline_of_plan
 from tfidf_tune.audit._judging import judge
 from tfidf_tune.audit._measures import Bound, parse_bounds
 from tfidf_tune.audit._record import PLAN, PROBE_FILE, SUMS, others_in, read_sums
@@ -232,6 +233,7 @@ def _report(folder: Path, plan: dict[str, Any], summary: dict[str, Any]) -> Chec
             inputs=summary["inputs"],
             recorded={"plan": summary["plan"], "evaluation": summary["evaluation"]},
             date=summary["date"],
+            headline=headline_of_plan(plan),
             passages=read_probe_file(probe_file),
         )
         again = json.loads((made / "audit.json").read_text(encoding="utf-8"))

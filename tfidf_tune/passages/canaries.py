@@ -60,6 +60,9 @@ class InjectedCanaries:
             of them, and a pipeline must not truncate them. Default: 256
         texts (Sequence[str] | None): your own canaries, each as it stands, of which ``num_targets +
             num_controls`` are drawn. Default: None, the embedded text
+        is_random (bool): whether ``texts`` were drawn at random, as tokens or digits are. An audit
+            then judges membership by Min-K%++, which finds such text best. Default: False, natural
+            text
         seed (int): decides which canaries are drawn, which are targets, and where they are
             inserted. Default: 0
 
@@ -70,7 +73,8 @@ class InjectedCanaries:
     Raises:
         ValueError: If a number is out of range, a canary would be longer than the tokenizer's
             ``model_max_length``, there are too few ``texts``, one is part of another or has only
-            one token, or the tokenizer is none of ``transformers`` or has no EOS token.
+            one token, ``is_random`` is set without them, or the tokenizer is none of
+            ``transformers`` or has no EOS token.
 
     Example:
         >>> canaries = InjectedCanaries(tokenizer, num_targets=20, repeats=10, seed=0)
@@ -88,6 +92,7 @@ class InjectedCanaries:
         repeats: int | Sequence[int] = 10,
         block_size: int = 256,
         texts: Sequence[str] | None = None,
+        is_random: bool = False,
         seed: int = 0,
     ) -> None:
         if not hasattr(tokenizer, "num_special_tokens_to_add"):
@@ -95,6 +100,8 @@ class InjectedCanaries:
             raise ValueError(
                 f"tokenizer is a {kind}: give what AutoTokenizer returns, or processor.tokenizer"
             )
+        if is_random and texts is None:
+            raise ValueError("is_random is for texts of your own: the embedded text is natural")
         numbers = list(repeats) if isinstance(repeats, Sequence) else [repeats]
         num_controls = num_targets if num_controls is None else num_controls
         for number in numbers or [0]:
@@ -124,6 +131,7 @@ class InjectedCanaries:
         self._repeats = np.resize(numbers, num_targets)
         self._num_canaries = num_targets + num_controls
         self._texts = texts
+        self._is_random = is_random
         self._block_size = block_size
         self._seed = seed
         self.passages: list[Passage] = []
@@ -180,10 +188,12 @@ class InjectedCanaries:
         slots = draw_slots(len(dataset), len(copies), 1, self._seed)
         order = np.append(np.arange(len(dataset)), len(dataset) + copies)[np.argsort(slots)]
         source = EMBEDDED if self._texts is None else "texts"
+        fields = {"is_random": True} if self._is_random else {}
         drafts: list[PassageDraft] = []
         for number, ids in enumerate(encode_texts(self._tokenizer, texts)):
             places = np.sort(slots[len(dataset) :][copies == number])
-            drafts.append(PassageDraft(ids, [[place, 0] for place in places.tolist()], source, {}))
+            positions = [[place, 0] for place in places.tolist()]
+            drafts.append(PassageDraft(ids, positions, source, fields))
         self.passages = make_passages(self._tokenizer, drafts, len(targets))
         return concatenate_datasets([dataset, rows]).select(order)
 

@@ -81,6 +81,10 @@ class Passage:
     changes: list[_Changes] | None = None
     """Of copies with noise: ``[replaced, inserted, dropped]`` tokens of ``token_ids`` at each
     position. None, and left out of a file, if the copies are exact or were not compared."""
+    is_random: Annotated[bool, Field(strict=True)] | None = None
+    """Whether it is tokens, digits or words that were drawn at random, and no natural text: audits
+    tell such canaries from unseen ones by another score. None, and left out of a file, if it is
+    natural text."""
 
     def values(self) -> dict[str, Any]:
         """Return the fields as a line of a probe file has them."""
@@ -155,10 +159,11 @@ def write_probe_file(path: str | Path, passages: Sequence[Passage]) -> None:
 def read_probe_file(path: str | Path) -> list[Passage]:
     """Read and check a probe file.
 
-    A line has exactly the keys of :class:`Passage`, ``num_prompt`` only for a completion and
-    ``changes`` only for copies with noise. Ids are unique, ``kind`` is "target" or "control", token
-    ids are whole numbers that fit in int32, and a control has no injections. ``positions`` may be
-    empty if they are not known; otherwise there are ``num_injections`` of them.
+    A line has exactly the keys of :class:`Passage`, ``num_prompt`` only for a completion,
+    ``changes`` only for copies with noise and ``is_random`` only for random text. Ids are unique,
+    ``kind`` is "target" or "control", token ids are whole numbers that fit in int32, and a control
+    has no injections. ``positions`` may be empty if they are not known; otherwise there are
+    ``num_injections`` of them.
 
     Args:
         path (str | Path): the file.

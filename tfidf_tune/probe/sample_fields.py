@@ -159,6 +159,7 @@ class PassageDocument(TypedDict):
     continuations: list[tuple[Count, Nll]]
     vocab_size: NotRequired[Count]
     bos: NotRequired[Flag | None]
+    is_random: NotRequired[Flag]
 
 
 class PassageScores(TypedDict):

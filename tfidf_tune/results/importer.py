@@ -122,6 +122,8 @@ def _of_passage(fields: Mapping[str, Any]) -> _Document:
     rows = _rows(kind, unit, scores)
     for prefix, nll in fields["continuations"]:
         rows += _rows(kind, unit, {"continuation_nll": nll}, prefix)
+    if fields.get("is_random"):
+        rows += _rows(kind, unit, {"is_random": 1.0})
     return _Document("passages", f"{kind} {unit}", fields["token_ids"], rows, fields)
 
 

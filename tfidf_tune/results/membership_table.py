@@ -32,15 +32,17 @@ def membership_table(
     footnotes: Footnotes,
     *,
     fewest_controls: int = 0,
+    headline: str = "Loss",
 ) -> Table:
     """Make a table of groups of checkpoints (one for each seed), under their first cells, that have
     the scores.
 
     With fewer than ``fewest_controls`` controls a note takes the place of true positive rates.
+    These are of the attack ``headline``.
     """
     rows = []
     for labels, checkpoints in groups:
-        row = _row(scores, checkpoints)
+        row = _row(scores, checkpoints, headline)
         if row:
             rows.append({**labels, **row})
     if not rows:
@@ -48,7 +50,8 @@ def membership_table(
     frame = pd.DataFrame(rows, columns=list(rows[0]))
     fewest = frame.pop("units").min()
     num_controls = frame.pop("controls").min()
-    about_tpr = "TPR: targets found at a threshold that at most 1 % of the controls exceed."
+    by = "" if headline == "Loss" else f" by {headline}"
+    about_tpr = f"TPR: targets found{by} at a threshold that at most 1 % of the controls exceed."
     if num_controls < fewest_controls:
         frame = frame.drop(columns=list(_TPR))
         about_tpr = (
@@ -74,14 +77,22 @@ def membership_table(
     return table.without_empty_columns()
 
 
-def is_detectable(row: Mapping[str, Any]) -> bool:
-    """Return whether the interval of the AUC in a row of
+def auc_header(attack: str) -> str:
+    """Return the header of an attack's AUC in :func:`membership_table`; " from" and " to" after it
+    make those of its interval.
+    """
+    return "AUC" if attack == "Loss" else f"AUC {attack}"
+
+
+def is_detectable(row: Mapping[str, Any], attack: str = "Loss") -> bool:
+    """Return whether the interval of an attack's AUC in a row of
     :func:`membership_table` excludes chance.
     """
-    return bool(row.get("AUC from", 0) > 0.5 or row.get("AUC to", 1) < 0.5)
+    header = auc_header(attack)
+    return bool(row.get(f"{header} from", 0) > 0.5 or row.get(f"{header} to", 1) < 0.5)
 
 
-def _row(scores: pd.DataFrame, checkpoints: Sequence[int]) -> dict[str, Any]:
+def _row(scores: pd.DataFrame, checkpoints: Sequence[int], headline: str) -> dict[str, Any]:
     """Return the values of a row and the number of "units", or nothing without scores of targets
     and controls.
     """
@@ -111,7 +122,7 @@ def _row(scores: pd.DataFrame, checkpoints: Sequence[int]) -> dict[str, Any]:
         if attack in scores_of_controls:
             separations[attack] = membership(members, scores_of_controls[attack])
     for attack in _ATTACKS:  # also those without scores, so that all rows have one order
-        name = "AUC" if attack == "Loss" else f"AUC {attack}"
+        name = auc_header(attack)
         separation = separations.get(attack)
         if separation is None:
             row |= {name: None, f"{name} from": None, f"{name} to": None}
@@ -123,9 +134,13 @@ def _row(scores: pd.DataFrame, checkpoints: Sequence[int]) -> dict[str, Any]:
                 f"{name} to": interval.high,
             }
     by_loss = separations["Loss"]
-    shares = (by_loss.tpr, by_loss.tpr_interval.low, by_loss.tpr_interval.high)
-    for name, share in zip(_TPR, shares, strict=True):
-        row[name] = 100 * share
+    for name in _TPR:
+        row[name] = None
+    if headline in separations:
+        found = separations[headline]
+        shares = (found.tpr, found.tpr_interval.low, found.tpr_interval.high)
+        for name, share in zip(_TPR, shares, strict=True):
+            row[name] = 100 * share
     # How far single passages stand out: exposure for each checkpoint, and samples.
     nlls = zip(targets["nll"], controls["nll"], strict=True)
     exposures = [exposure(*pair).mean() for pair in nlls]

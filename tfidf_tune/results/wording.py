@@ -12,8 +12,15 @@ from tfidf_tune.results.intervals import ENOUGH_UNITS, MIN_UNITS, Interval
 from tfidf_tune.results.table import BY_LABEL, PASSAGE_NLL, PERPLEXITY
 
 MOST_CLAUSES = 3  # of a verdict
-STILL_DETECTABLE = ", but its loss still tells the two apart"
 AT_CHANCE = "recites no more than text it never saw"
+
+
+def still_detectable(what: str) -> str:
+    """Say that membership inference finds what is not recited, by a score in words: "its loss"."""
+    return f", but {what} still tells the two apart"
+
+
+STILL_DETECTABLE = still_detectable("its loss")
 
 
 def cell(

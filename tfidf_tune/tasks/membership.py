@@ -92,6 +92,7 @@ def documents(
             # Of a completion without its prompt.
             "text": prompts.tokenizer.decode(ids[passage.num_prompt or 0 :]),
             "spans": spans,
+            "is_random": bool(passage.is_random),
         }
         rows.append(row | prompts.scored_text(ids, num_given))
     if reference_model:
