@@ -7,7 +7,9 @@ import pytest
 from helpers.fakes.runs import evaluation, results, run, sample
 
 from tfidf_tune.audit import audit_report
+from tfidf_tune.audit._report import _readings
 from tfidf_tune.report import html_page, markdown
+from tfidf_tune.results.positive_control import PositiveControl, Reading
 
 # LMS from a prompt of 8 and of 16 tokens, of references of 12 tokens.
 TARGETS = {"target-0": (12, 12), "target-1": (6, 12), "target-2": (0, 1), "target-3": (2, 3)}
@@ -229,3 +231,32 @@ def test_results_without_targets_are_refused():
         ValueError, match=r"tiny in results/tiny have no memorization sample of a target: evaluate"
     ):
         report_of(run_of(targets={}))
+
+
+READ = Reading("text", True, 10, 0.001, 24.0, 1.0, 48.0, 1.0, 5)
+UNREAD = READ._replace(is_shown=False, with_copy=1.0)
+LIKELIER = Reading("likelihoods", True, 10, 0.001, 1.0, 1.05, median_fall=0.05)
+
+
+@pytest.mark.parametrize(
+    ("control", "expected", "says"),
+    [
+        (PositiveControl((READ, LIKELIER)), ["shown", "shown"], ""),
+        (PositiveControl((UNREAD, LIKELIER)), ["not shown", "shown"], ""),
+        (
+            PositiveControl((UNREAD, LIKELIER), not_applicable="the model is too small"),
+            ["not applicable"] * 2,
+            "Not applicable: the model is too small.",
+        ),
+        (
+            PositiveControl((READ, LIKELIER), obstacle="the server cuts prompts"),
+            ["not shown", "shown"],
+            "Answers show nothing, whatever was read: the server cuts prompts.",
+        ),
+    ],
+)
+def test_the_table_of_the_positive_control_agrees_with_the_verdict(control, expected, says):
+    table = _readings(control)
+    assert table.frame["Result"].tolist() == expected
+    assert control.state in expected
+    assert table.notes[1:] == ([says] if says else [])

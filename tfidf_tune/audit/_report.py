@@ -487,7 +487,7 @@ def _readings(control: PositiveControl) -> Table:
     rows = []
     for reading in control.readings:
         num_in_full = reading.num_in_full if reading.path != "likelihoods" else None
-        result = "shown" if reading.is_shown else control.state
+        result = _result_of(reading, control)
         rows.append(
             (
                 reading.path,
@@ -517,9 +517,23 @@ def _readings(control: PositiveControl) -> Table:
         "passage in nats a token. p: exact one-sided sign-flip test of the differences; shown if p "
         "is at most 0.01 and a quarter of the tokens is read."
     ]
+    if control.not_applicable:
+        notes.append(f"Not applicable: {control.not_applicable}.")
+    elif control.obstacle:
+        notes.append(f"Answers show nothing, whatever was read: {control.obstacle}.")
     return Table(
         "positive_control", "Positive control", pd.DataFrame(rows, columns=columns), notes, formats
     )
+
+
+def _result_of(reading: Reading, control: PositiveControl) -> str:
+    """Return the result of a path, which the verdict does not contradict."""
+    if control.state == "not applicable":
+        return control.state
+    # What obstructs answers does not obstruct likelihoods.
+    if control.obstacle and reading.path != "likelihoods":
+        return "not shown"
+    return "shown" if reading.is_shown else "not shown"
 
 
 def _overview(
