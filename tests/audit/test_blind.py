@@ -15,8 +15,9 @@ from sklearn.linear_model import Ridge
 from tfidf_tune.audit import _blind, audit_report, parse_bounds
 from tfidf_tune.audit._blind import BlindText, blind_baseline, blind_texts
 from tfidf_tune.passages import Passage
-from tfidf_tune.report import markdown
+from tfidf_tune.report import html_page, markdown
 from tfidf_tune.results.intervals import clustered_auc, membership
+from tfidf_tune.results.table import START
 
 WORDS = [f"word{number}" for number in range(400)]
 LICENSE = ["permission", "is", "hereby", "granted", "free", "of", "charge", "to", "any", "person"]
@@ -201,7 +202,7 @@ def passage(number, kind, text, *, source="texts.jsonl", positions=()):
     )
 
 
-def audited(targets, controls):
+def audited(targets, controls, *, has_reference=False):
     """An audit of a model that saw neither text, and finds the targets likelier."""
     rng = np.random.default_rng(5)
     samples = []
@@ -227,7 +228,10 @@ def audited(targets, controls):
     evaluated = evaluation(
         samples=samples, passages=tuple(scored), prompts=prompts, num_read=(8, 48) * 5
     )
-    return results(run("CE", [evaluated], model="tiny"))
+    runs = [run("CE", [evaluated], model="tiny")]
+    if has_reference:
+        runs.append(run(START, [evaluated], model="tiny"))
+    return results(*runs)
 
 
 @pytest.fixture(scope="module")
@@ -297,6 +301,33 @@ def test_texts_that_do_not_differ_leave_the_finding(one_pool):
     assert not report.summary["blind"]["tells_apart"]
     assert [limit["outcome"] for limit in report.summary["limits"]] == ["fail"]
     assert "differ by the coin" not in markdown(report)
+
+
+@pytest.mark.parametrize(
+    ("in_controls", "by_coin", "is_finding"),
+    [(MANUAL, False, False), (MANUAL, True, True), (LICENSE, False, True)],
+)
+def test_before_and_after_stand_beside_the_verdict_and_say_if_the_texts_differ(
+    in_controls, by_coin, is_finding
+):
+    rng = np.random.default_rng(1)
+    targets = [drawn(rng, LICENSE, 40) for _ in range(30)]
+    controls = [drawn(rng, in_controls, 40) for _ in range(30)]
+    report = audit_report(audited(targets, controls, has_reference=True), by_coin=by_coin)
+    table = report.tables[1]
+    assert table.name == "before_and_after"
+    row = table.frame["Measure"].tolist()[-1]
+    caveat = "" if is_finding else ": no finding, the texts differ"
+    assert row == f"Membership AUC, by the loss{caveat}"
+    assert any("can be told apart without the model" in note for note in table.notes) == (
+        not is_finding
+    )
+    # Not folded, and before all other tables.
+    page = html_page(report)
+    assert page.index("Because of this training</h2>") < page.index("<details>")
+    text = markdown(report)
+    assert text.index("## Because of this training") < text.index("## Distribution of")
+    assert text.count("## Because of this training") == 1
 
 
 def test_without_likelihoods_there_is_no_classifier():

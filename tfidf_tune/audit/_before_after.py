@@ -55,13 +55,17 @@ def paired_likelihoods(scores: pd.DataFrame, before: int, after: int) -> Likelih
     )
 
 
-def before_and_after(before: Facts, after: Facts, nlls: Likelihoods | None) -> Table:
+def before_and_after(
+    before: Facts, after: Facts, nlls: Likelihoods | None, *, is_finding: bool
+) -> Table:
     """Compare the reference with the audited model, passage by passage.
 
     Args:
         before (Facts): of the reference.
         after (Facts): of the audited model.
         nlls (Likelihoods | None): before and after; None if they are not known of both.
+        is_finding (bool): whether membership inference is a finding about the model: not if the
+            texts of targets and controls can be told apart without it.
     """
     rows = []
     if before.recited is not None and after.recited is not None:
@@ -85,12 +89,26 @@ def before_and_after(before: Facts, after: Facts, nlls: Likelihoods | None) -> T
             (-nlls.targets_before, -nlls.controls_before),
             (-nlls.targets_after, -nlls.controls_after),
         )
-        rows.append(_row("Membership AUC, by the loss", *aucs, interval=interval))
+        measure = "Membership AUC, by the loss"
+        if not is_finding:
+            measure += ": no finding, the texts differ"
+        rows.append(_row(measure, *aucs, interval=interval))
     notes = [
         "Before: the reference, asked for the same passages by the same prompts. LMS: on average "
         "over the prompts of the first attack. 95 %: percentile bootstrap of the difference over "
         "passages, each with its values before and after; targets and controls separately.",
     ]
+    if nlls is not None:
+        notes.append(
+            "Membership is by the loss here, which each of the two models has: WBC and the error "
+            "zone compare the two with each other."
+        )
+        if not is_finding:
+            notes.append(
+                "No finding: the texts of targets and controls can be told apart without the "
+                "model. Training then makes all text of the targets' kind likelier, also what it "
+                "never read, so that the AUC rises for that alone."
+            )
     frame = pd.DataFrame(rows)
     return tabulate("before_and_after", "Because of this training", frame, _COLUMNS, notes)
 

@@ -219,7 +219,7 @@ def audit_report(
     if trained and starts:
         before = audit.Facts(results, starts[-1])
         nlls = paired_likelihoods(results.scores, starts[-1], at)
-        compared.append(before_and_after(before, facts, nlls))
+        compared.append(before_and_after(before, facts, nlls, is_finding=not no_finding))
     listed = _leaks(facts, before, results.scores, at, passages)
     verdict += _because(facts, before, listed)
     repeats = facts.targets.drop_duplicates("passage_id").set_index("passage_id")["repeats"]
@@ -274,6 +274,7 @@ def audit_report(
         sections=[method],
         mark=SHARED_MARK,
         summary=summary,
+        num_leading=1 + len(compared),
     )
 
 

@@ -77,15 +77,15 @@ def _laid_out(report: Report, escape: _Escape) -> str:
         parts.append(_wrapped(escape(report.subject)))
     if report.verdict:
         parts.append(_wrapped(escape(report.verdict)))
-    # The first table is read with the verdict; the others stand below the figures.
+    # The first tables are read with the verdict; the others stand below the figures.
     tables = [f"## {escape(table.title)}\n\n{_table(table, escape)}" for table in report.tables]
-    parts += tables[:1]
+    parts += tables[: report.num_leading]
     for figure in report.figures:
         title = escape(figure.title)
         image = f"![{title}](figures/{figure.name}.png)"
         caption = _wrapped(escape(figure.caption))
         parts.append(f"## {title}\n\n{image}\n\n{caption}")
-    parts += tables[1:]
+    parts += tables[report.num_leading :]
     if report.examples:
         mark = _wrapped(f"Between ⟦ and ⟧: {report.mark}.")
         parts.append(f"## Examples\n\n{mark}")

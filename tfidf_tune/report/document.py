@@ -139,13 +139,13 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """All that a page shows: title, verdict, the first table and the figures; everything else is
+    """All that a page shows: title, verdict, the first tables and the figures; everything else is
     folded as details.
 
     Args:
         title (str): of the page.
         verdict (str): the main result in one line.
-        tables (Sequence[Table]): the tables; the first is read with the verdict.
+        tables (Sequence[Table]): the tables; the first ones are read with the verdict.
         figures (Sequence[Figure]): the figures.
         examples (Sequence[Example]): the examples.
         provenance (Mapping[str, str]): folders, versions, seeds, settings, date.
@@ -156,6 +156,7 @@ class Report:
         summary (Mapping[str, Any]): the numbers for a program; written as a file of its own.
             Default: none.
         subject (str): what the report is about, in a line below the title. Default: nothing.
+        num_leading (int): tables that are read with the verdict. Default: 1.
     """
 
     title: str
@@ -169,6 +170,7 @@ class Report:
     mark: str = ""
     summary: Mapping[str, Any] = field(default_factory=dict)
     subject: str = ""
+    num_leading: int = 1
 
 
 class Column(NamedTuple):
