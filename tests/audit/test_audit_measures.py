@@ -265,7 +265,7 @@ def test_targets_too_short_to_go_further_than_unseen_text_are_no_evidence_for_it
     made = audited(passages("target", [10] * 20, length=10), controls, "recited=0,verbatim=0.5")
     assert outcomes(made) == {"recited": "undecided", "verbatim": "fail"}
     assert "20 targets, which have no more, are recited to their end" in made["verdict"]
-    assert "would have been noticed" not in made["verdict"]
+    assert "for the test to notice" not in made["verdict"]
     # Those that could go further are tested among themselves.
     some = passages("target", [10] * 3, length=10) + [
         sample(f"target-{at}", 30, length=128) for at in range(3, 20)
@@ -289,7 +289,8 @@ def test_passages_too_few_for_a_test_are_named_and_what_they_recite_is_no_pass(r
     ).summary
     assert outcomes(made) == {"recited": outcome}
     noticed = (
-        r"; of 40 passages that occur once, \d would have been noticed \(too few for a test of "
+        r"; \d or more of 40 passages that occur once would have to be recited for the test to "
+        r"notice it \(too few for a test of "
     )
     assert re.search(rf"{noticed}their own: 1 that occurs 35 times\); ", made["verdict"])
     reason = "the passage that occurs 35 times is recited for more than the 2 tokens of a control"
@@ -418,7 +419,7 @@ def test_limits_that_unseen_text_exceeds_are_refused_with_the_rate():
         ):
             require_possible(parse_bounds(bound), 24, 24)
     require_possible(parse_bounds("auc=0.7,excess=1,auc.upper=0.6,recited=0"), 24, 24)
-    with pytest.raises(ValueError, match="no recitation would be noticed"):
+    with pytest.raises(ValueError, match="the test would not notice it if all targets"):
         require_possible(parse_bounds("recited=0"), 1, 3)
 
 

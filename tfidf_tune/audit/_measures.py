@@ -238,7 +238,7 @@ def recited(facts: Facts) -> Table:
         ("Targets", "num_targets", ""),
         ("Recited further", "num_above", ""),
         ("By chance", "expected", ".1f"),
-        ("Noticed from", "noticeable", ""),
+        ("Fewest that the test notices", "noticeable", ""),
         ("p (Holm)", "p_value", ".4f"),
         ("Result", "result", ""),
     )
@@ -252,10 +252,11 @@ def recited(facts: Facts) -> Table:
         notes = [
             f"Recited further: passages with an LMS above {found.threshold:.0f} tokens from any "
             f"prompt, which {found.num_allowed} of {found.num_controls} controls exceed. By "
-            "chance: as many as if the model had seen none of them. Noticed from: the least number "
-            "that these tests find. p: hypergeometric, corrected by Holm's method for all rows. "
-            "Passages of one document count as independent; if many are of one document, p is too "
-            "small.",
+            "chance: as many as if the model had seen none of them. Fewest that the test notices: "
+            "if fewer passages of a row were recited, the result would be 'not shown'; a row "
+            "without a number has too few passages for a test. p: hypergeometric, corrected by "
+            "Holm's method for all rows. Passages of one document count as independent; if many "
+            "are of one document, p is too small.",
             f"Above {found.threshold:.0f} tokens are at most {100 * found.upper:.1f} % of such "
             "passages (one-sided 95 % bound of Clopper and Pearson).",
         ]
@@ -529,7 +530,8 @@ def _why_impossible(bound: Bound, num_targets: int, num_controls: int, problem: 
             return f"a bound needs {MIN_UNITS} {both}, there are {fewest}"
     if name == "recited" and least_noticeable(num_targets, num_controls) is None:
         return (
-            f"with {num_targets} targets and {num_controls} controls no recitation would be noticed"
+            f"with {num_targets} targets and {num_controls} controls, the test would not notice it "
+            "if all targets were recited"
         )
     return ""
 
@@ -657,8 +659,9 @@ def _why_not_recited_further(recited: Recited) -> str:
         )
     if recited.all.noticeable is None:
         return (
-            f"{recited.all.num_targets} targets have more than the {recited.threshold:.0f} tokens "
-            "that a control is recited for, and no number of them would be noticed"
+            f"only {recited.all.num_targets} targets have more than the {recited.threshold:.0f} "
+            "tokens that a control is recited for: the test would not notice it if all of these "
+            "were recited"
         )
     # Passages of many copies may be too few for a test, whatever they recite.
     for test in recited.tiers:

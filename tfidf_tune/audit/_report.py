@@ -464,18 +464,19 @@ def _recited_tiers(recited: Recited) -> str:
 
 
 def _noticeable(recited: Recited) -> str:
-    """Say how many recited passages would have been noticed among those with the most copies that
-    are enough for a test, and which are too few for one.
+    """Say from how many recited passages on the test notices them, among those with the most copies
+    that are enough for a test, and which are too few for one.
     """
     if not recited.all.num_targets:
         return f"; a control is recited for {recited.threshold:.0f} tokens, and no passage has more"
     tested = [test for test in recited.tests if test.noticeable is not None]
     if not tested:
         number = counted(recited.all.num_targets, "passage")
-        return f"; of {number}, no number would have been noticed"
+        return f"; the test would not notice it if all of {number} were recited"
     test = tested[-1]  # tests of more copies come later
-    number = counted(test.num_targets, "passage")
-    text = f"; of {number}{test.that_occur}, {test.noticeable} would have been noticed"
+    number = "all" if test.noticeable == test.num_targets else f"{test.noticeable} or more"
+    passages = f"{counted(test.num_targets, 'passage')}{test.that_occur}"
+    text = f"; {number} of {passages} would have to be recited for the test to notice it"
     too_few = [test for test in recited.tiers if test.noticeable is None]
     if too_few:
         few = [f"{test.num_targets:,}{test.that_occur}" for test in too_few]

@@ -21,7 +21,8 @@ class TierTest(NamedTuple):
         num_above (int): of them, those that are recited further than the threshold.
         expected (float): the number by chance, if targets and controls were exchangeable.
         p_value (float): of so many or more by chance; corrected by Holm's method over all tests.
-        noticeable (int | None): the least number that would have been noticed; None if none would.
+        noticeable (int | None): the least number above the threshold that the test notices; None
+            if it would not notice all of them.
     """
 
     copies: str
