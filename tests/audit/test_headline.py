@@ -56,7 +56,7 @@ def test_the_rule(is_random, scores, expected):
 AUCS = {"nll": 1.0, "min_k": 0.0, "min_k_plus_plus": 1.0, "wbc": 0.5}
 
 
-def answers(metrics, *, is_random=False):
+def answers(metrics, *, is_random=False, texts_differ=False):
     """Answers with these scores, which find targets with the AUCs above."""
     samples = []
     scored = []
@@ -65,7 +65,7 @@ def answers(metrics, *, is_random=False):
         for at in range(100):
             name = f"{kind}-{at}"
             samples.append(sample(name, at % 3, kind=kind))
-            prompts[name] = "as any other"
+            prompts[name] = f"a {kind}" if texts_differ else "as any other"
             scores = {}
             for metric in metrics:
                 score = at / 1000
@@ -140,6 +140,14 @@ def test_a_planned_headline_that_was_not_measured_is_not_replaced():
     assert (limit["outcome"], limit["reason"]) == ("undecided", "it was not measured")
     assert "still tells the two apart" not in report.verdict
     assert "Membership AUC" not in report.tables[0].headers
+
+
+def test_the_caveat_about_texts_that_differ_is_of_the_headline():
+    made = answers(["nll", "min_k"], is_random=True, texts_differ=True)
+    assert (
+        " The likelihood of its least likely tokens (Min-K%) tells these passages from unseen text "
+        "(AUC 0.00), but so does a classifier that never saw the model (AUC 1.00)"
+    ) in audit_report(made).verdict
 
 
 def test_without_likelihoods_nothing_decides():
