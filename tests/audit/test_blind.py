@@ -1,5 +1,6 @@
 """Whether texts can be told apart without the model, and what an audit then says of its loss."""
 
+import dataclasses
 import json
 import re
 import warnings
@@ -7,6 +8,7 @@ from importlib.resources import files
 
 import jsonschema
 import numpy as np
+import pandas as pd
 import pytest
 from helpers.fakes.runs import evaluation, results, run, sample
 from scipy.stats import binom, mannwhitneyu
@@ -188,17 +190,18 @@ def test_the_interval_over_documents():
     assert copied[:2] == pytest.approx(expected.auc_interval[:2])
 
 
-def passage(number, kind, text, *, source="texts.jsonl", positions=()):
+def passage(number, kind, text, *, source="texts.jsonl", document=None):
     return Passage(
         id=f"{kind}-{number}",
         kind=kind,
         text=text,
         token_ids=[1],
-        num_injections=len(positions),
-        positions=[*positions],
+        num_injections=0,
+        positions=[],
         source=source,
         tokenizer="t",
         tokenizer_fingerprint="f",
+        document=document,
     )
 
 
@@ -303,6 +306,22 @@ def test_texts_that_do_not_differ_leave_the_finding(one_pool):
     assert "differ by the coin" not in markdown(report)
 
 
+def test_controls_of_few_documents_are_not_told_apart_by_these_documents():
+    """Ten documents of one pool, each with a subject; five give the targets, five the controls."""
+    rng = np.random.default_rng(4)
+    made = []
+    for document in range(10):
+        kind = "target" if document % 2 else "control"
+        subject = [f"subject{document}{letter}" for letter in "abcdefgh"]
+        for number in range(6):
+            text = f"{drawn(rng)} {drawn(rng, subject, 12)}"
+            made.append(passage(6 * document + number, kind, text, document=document))
+    samples = pd.DataFrame({"passage_id": [each.id for each in made]})
+    assert not blind_baseline(blind_texts(samples, made)).tells_apart
+    unknown = [dataclasses.replace(each, document=None) for each in made]
+    assert blind_baseline(blind_texts(samples, unknown)).tells_apart
+
+
 @pytest.mark.parametrize(
     ("in_controls", "by_coin", "is_finding"),
     [(MANUAL, False, False), (MANUAL, True, True), (LICENSE, False, True)],
@@ -346,15 +365,16 @@ def test_texts_are_those_of_the_probe_file_with_its_documents(one_pool):
     from tfidf_tune.audit._measures import Facts
 
     samples = Facts(one_pool, 0).plain
-    # One position is enough; controls have none, and their source is one file.
-    known = [passage(at, "target", f"text {at}", positions=[[at // 2, 0]]) for at in range(30)]
+    known = [passage(at, "target", f"text {at}", document=at // 2) for at in range(30)]
     known += [passage(at, "control", f"other {at}") for at in range(30)]
     texts = blind_texts(samples, [*known, passage(77, "target", "not asked for")])
     assert [text.text for text in texts] == [each.text for each in known]
     assert [text.document for text in texts[:3]] == [("texts.jsonl", 0)] * 2 + [("texts.jsonl", 1)]
     assert len({text.document for text in texts[30:]}) == 30
-    # Several sources are documents.
-    several = [passage(at, "control", "text", source=f"{at % 6}.txt") for at in range(30)]
+    # Of controls as of targets: the same number in two sources is two documents.
+    several = [
+        passage(at, "control", "text", source=f"{at % 2}.txt", document=at % 3) for at in range(30)
+    ]
     texts = blind_texts(samples, known[:30] + several)
     assert len({text.document for text in texts[30:]}) == 6
     # Without the probe file, or with another one: prompts and continuations.

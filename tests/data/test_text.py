@@ -257,6 +257,9 @@ def test_held_out_windows_are_all_that_training_lacks_and_targets_have_their_nat
     documents = [*encode_texts(tokenizer, load_documents(file))]
     assert 0.04 < sum(len(one.token_ids) for one in controls) / sum(map(len, documents)) <= 0.05
 
+    for one in dataset.passages:
+        assert occurrences(documents[one.document].tolist(), one.token_ids)
+
     # What is trained on is the text without the controls, each a run of one document, and without
     # documents that are copies.
     rest = [(ids.tolist(), number) for number, ids in enumerate(documents)]

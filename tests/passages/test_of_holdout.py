@@ -76,7 +76,9 @@ def test_each_passage_is_of_its_side_and_shares_no_run_with_another_group(divide
             (group,) = {one[1] for one in owners}
             assert draft.source in {one[4] for one in owners}
             if side == "train":
-                assert draft.fields == {"num_injections": owners[0][2]}
+                assert draft.fields == {"num_injections": owners[0][2], "document": 0}
+            else:
+                assert draft.fields == {"document": 0}
             others = [one[3] for one in documents if one[1] != group]
             assert all(runs(ids).isdisjoint(runs(other)) for other in others)
     # As many of each number of copies on both sides.

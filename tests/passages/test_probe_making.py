@@ -289,6 +289,23 @@ def test_controls_share_no_stretch_with_the_training_text(tokenizer, spec, tmp_p
         assert (passage.num_injections, passage.positions, passage.source) == (0, [], source)
 
 
+@pytest.mark.parametrize("passages", ["duplicates", "near-duplicates"])
+def test_each_passage_names_its_document(tokenizer, spec, passages):
+    made = make_probe(tokenizer, with_(spec, passages=passages, without_eos=True)).passages
+    documents = {
+        source: documents_of(tokenizer, source)
+        for source in (spec.sources[0], spec.controls_source)
+    }
+    numbers = {"target": set(), "control": set()}
+    for passage in made:
+        ids = documents[passage.source][passage.document]
+        size = len(passage.token_ids)
+        windows = [ids[start : start + size] for start in range(len(ids) + 1 - size)]
+        assert passage.token_ids in windows
+        numbers[passage.kind].add(passage.document)
+    assert min(len(each) for each in numbers.values()) > 3
+
+
 def test_without_a_source_the_controls_are_of_both_splits_of_the_embedded_corpus(
     tokenizer, spec, tmp_path, texts, monkeypatch
 ):

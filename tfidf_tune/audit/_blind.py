@@ -140,20 +140,16 @@ def blind_texts(samples: pd.DataFrame, passages: Sequence[Passage]) -> list[Blin
 def _texts_of_passages(passages: Sequence[Passage]) -> list[BlindText]:
     """Return the texts of a probe file.
 
-    A document is known by the first position of a passage. Controls have no position, but their
-    source can be a document: it is taken for one if there are as many sources as folds.
+    A document is known by its number in the file, of targets and controls alike. A passage without
+    one, as a canary or an answer, counts as a document of its own.
     """
     texts = []
-    for is_target in (True, False):
-        of_kind = [passage for passage in passages if (passage.kind == "target") == is_target]
-        sources = {passage.source for passage in of_kind}
-        for passage in of_kind:
-            document: Hashable = passage.id
-            if passage.positions:
-                document = (passage.source, passage.positions[0][0])
-            elif len(sources) >= _NUM_FOLDS:
-                document = (passage.source, None)
-            texts.append(BlindText(text=passage.text, is_target=is_target, document=document))
+    for passage in passages:
+        document: Hashable = passage.id
+        if passage.document is not None:
+            document = (passage.source, passage.document)
+        is_target = passage.kind == "target"
+        texts.append(BlindText(text=passage.text, is_target=is_target, document=document))
     return texts
 
 

@@ -273,9 +273,12 @@ def _passages(
         positions: list[list[int]] = []
         if len(places) <= MOST_POSITIONS:
             positions = np.stack(np.divmod(places, block_size), axis=1).tolist()
-        drafts.append(PassageDraft(ids, positions, source, {"num_injections": len(places)}))
+        document = int(held_out.documents[parts[0]])
+        fields = {"num_injections": len(places), "document": document}
+        drafts.append(PassageDraft(ids, positions, source, fields))
     num_targets = len(drafts)
-    drafts += [PassageDraft(ids, [], source, {}) for ids in held_out.controls]
+    for ids, document in zip(held_out.controls, held_out.documents_of_controls, strict=True):
+        drafts.append(PassageDraft(ids, [], source, {"document": document}))
     return make_passages(tokenizer, drafts, num_targets)
 
 

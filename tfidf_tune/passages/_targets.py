@@ -174,12 +174,14 @@ def _counted(search: Search, corpus: Corpus, chosen: list[Positions], step: str)
     rarest = _rarest_windows(search, passages)
     occurrences_of: dict[int, list[tuple[Piece, int]]] = {}
     files: dict[int, str] = {}
+    documents: dict[int, int] = {}
     elsewhere: dict[int, np.uint64] = {}
     whole = {piece[:2] for piece in corpus.pieces if piece.is_whole}
     for number, window in rarest.items():
         located = corpus.located(chosen[number])
         occurrences_of[number] = located
         files[number] = str(search.units[located[0][0].file])
+        documents[number] = located[0][0].document
         # That is all if the corpus holds the whole documents of the rarest window. The index has no
         # window if the tokenizer changes text before it splits it.
         if window is not None:
@@ -203,9 +205,8 @@ def _counted(search: Search, corpus: Corpus, chosen: list[Positions], step: str)
     for number, located in occurrences_of.items():
         start = min(map(corpus.chooser.start_of, chosen[number]))
         positions = _positions(search, located)
-        draft = PassageDraft(
-            passages[number], positions, files[number], {"num_injections": len(located)}
-        )
+        fields = {"num_injections": len(located), "document": documents[number]}
+        draft = PassageDraft(passages[number], positions, files[number], fields)
         targets.append(Target(draft, start, len(located)))
     return targets
 
@@ -285,9 +286,8 @@ def near_targets(search: Search) -> Chosen:
             taken |= grams
             # The index has counted what the positions do not tell.
             num_copies = int(groups["count"][number]) if is_group else 1
-            draft = PassageDraft(
-                ids, [], str(search.units[piece.file]), {"num_injections": num_copies}
-            )
+            fields = {"num_injections": num_copies, "document": piece.document}
+            draft = PassageDraft(ids, [], str(search.units[piece.file]), fields)
             targets.append(Target(draft, chooser.start_of(start), num_copies))
     return Chosen(targets, tuple(counts), chooser.num_repetitive)
 

@@ -34,6 +34,18 @@ _MANY_TIMES = 4
 _SHARE_OF_SHARED = 0.5  # of the stretches by which controls are recognized
 
 
+class UnseenPassage(NamedTuple):
+    """A candidate of a control.
+
+    Attributes:
+        token_ids (TokenArray): int32 ``[block_size]``.
+        document (int): the number of its document in the source, over all files, from 0.
+    """
+
+    token_ids: TokenArray
+    document: int
+
+
 class Unseen(NamedTuple):
     """Candidates of controls.
 
@@ -42,13 +54,13 @@ class Unseen(NamedTuple):
     stretch, which is true of ``passages``.
     """
 
-    passages: list[TokenArray]
+    passages: list[UnseenPassage]
     num_drawn: int  # before those were left out of which it is not true
     num_bytes: int
 
     def stretches(self, tokenizer: TextTokenizer, index: WindowIndex) -> list[list[int]]:
         """Return the hashes of the stretches of each passage."""
-        batch = index.batch([text_of(tokenizer, ids) for ids in self.passages])
+        batch = index.batch([text_of(tokenizer, each.token_ids) for each in self.passages])
         words, hashes = index.stretches(batch)
         of_passage = batch.of_text[words]
         return [hashes[of_passage == number].tolist() for number in range(len(self.passages))]
@@ -73,22 +85,26 @@ def draw_unseen(
     number = num_candidates(spec.num_controls)
     tokens: list[TokenArray] = []
     num_possible = 0
-    for ids in encode_texts(tokenizer, (documents[at] for at in rng.permutation(len(documents)))):
+    order = rng.permutation(len(documents))
+    for ids in encode_texts(tokenizer, (documents[at] for at in order)):
         tokens.append(ids)
         num_possible += len(ids) // spec.block_size
         if num_possible > _MANY_TIMES * number:
             break
     # Distinct passages at random places of these documents.
     unseen = join_documents(tokens)
+    ends = np.cumsum([len(ids) + 1 for ids in tokens])  # with the separator
     cut_at_eos(spec, tokenizer, unseen)
     chooser = WindowChooser(tokenizer, unseen, spec.block_size, rng)
-    drawn: dict[bytes, TokenArray] = {}
+    drawn: dict[bytes, UnseenPassage] = {}
     for start in chooser.taken(chooser.random(chooser.fits)):
-        drawn.setdefault(chooser.window(start).tobytes(), chooser.window(start))
+        ids = chooser.window(start)
+        document = int(order[np.searchsorted(ends, start, side="right")])
+        drawn.setdefault(ids.tobytes(), UnseenPassage(ids, document))
         if len(drawn) == number:
             break
     # Half of the bytes that SHARED_TOKENS have in nearly all passages.
-    texts = [text_of(tokenizer, ids) for ids in drawn.values()]
+    texts = [text_of(tokenizer, passage.token_ids) for passage in drawn.values()]
     num_shared = min(SHARED_TOKENS, spec.block_size)
     sizes = [len(text) * num_shared / spec.block_size for text in texts] or [1.0]
     num_bytes = max(1, round(float(np.quantile(sizes, 0.05)) * _SHARE_OF_SHARED))
@@ -97,17 +113,17 @@ def draw_unseen(
     # after the first of the tokens on: what is before these differs in the training text.
     num_bytes_of = cache(lambda token: max(1, len(text_of(tokenizer, np.array([token])))))
     known = []
-    for ids, text in zip(drawn.values(), texts, strict=True):
-        ends = np.cumsum([0, *map(num_bytes_of, ids.tolist())])
+    for passage, text in zip(drawn.values(), texts, strict=True):
+        ends = np.cumsum([0, *map(num_bytes_of, passage.token_ids.tolist())])
         gap = min(_longest_gap(text, len(text)), longest_word + _longest_gap(text, longest_word))
         if (ends[num_shared:] - ends[:-num_shared]).min() >= num_bytes + gap:
-            known.append(ids)
+            known.append(passage)
     return Unseen(known, len(drawn), num_bytes)
 
 
 def choose_controls(
     search: Search, unseen: Unseen, stretches: list[list[int]]
-) -> tuple[list[TokenArray], int]:
+) -> tuple[list[UnseenPassage], int]:
     """Return the controls, and how many were refused because they share text with the training
     text.
     """
@@ -126,7 +142,7 @@ def choose_controls(
             for key in hits[number]:
                 places += shared[key]
         tokens = read_corpus(search, np.array(places, PLACE), "shared").token_ids
-        candidates = join_documents(unseen.passages[number] for number in possible)
+        candidates = join_documents(unseen.passages[number].token_ids for number in possible)
         is_shared = windows_with_shared_stretch(candidates, tokens, spec.block_size, num_shared)
         accepted |= {*compress(possible, ~is_shared[:: spec.block_size + 1])}
     controls = [unseen.passages[number] for number in sorted(accepted)][: spec.num_controls]

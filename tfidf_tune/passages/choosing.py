@@ -179,7 +179,9 @@ def make_probe(
     _require_targets(search, chosen, num_tokens)
     controls, num_refused = choose_controls(search, unseen, stretches)
     drafts = [target.draft for target in chosen.targets]
-    drafts += [PassageDraft(ids, [], spec.controls_source or EMBEDDED, {}) for ids in controls]
+    for control in controls:
+        source = spec.controls_source or EMBEDDED
+        drafts.append(PassageDraft(control.token_ids, [], source, {"document": control.document}))
     num_duplicates = 0
     if spec.passages != "random":
         num_duplicates = sum(target.num_copies > 1 for target in chosen.targets)

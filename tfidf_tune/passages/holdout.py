@@ -30,6 +30,7 @@ class HeldOut(NamedTuple):
     rest: list[TokenArray]  # the documents without the controls: parts of them
     documents: Positions  # the number of the document of each part
     controls: list[TokenArray]
+    documents_of_controls: list[int]
     targets: list[tuple[TokenArray, Positions]]  # and where they start in the joined rest
 
 
@@ -61,14 +62,15 @@ def hold_out(
             "the text is too short, or repeats itself too much, to hold out a part: recitation is "
             "not measured"
         )
-        return HeldOut(documents, np.arange(len(documents)), [], [])
+        return HeldOut(documents, np.arange(len(documents)), [], [], [])
     is_rest = corpus != SEPARATOR
     for start in controls:
         is_rest[start : start + length] = False
     runs = label_runs(is_rest)
     rest = [corpus[first:end] for first, end in runs]
     # A separator follows each document.
-    numbers = np.cumsum(corpus == SEPARATOR)[runs[:, 0]]
+    document_at = np.cumsum(corpus == SEPARATOR)
+    numbers = document_at[runs[:, 0]]
 
     # Targets: the windows that occur most often; then random ones.
     trained_corpus = join_documents(rest)
@@ -79,4 +81,10 @@ def hold_out(
     others = trained.taken(trained.random(trained.fits & (names[: len(trained.fits)] == 0)))
     starts += [np.array([start]) for start in islice(others, len(controls) - len(starts))]
     targets = [(trained.window(places[0]), places) for places in starts]
-    return HeldOut(rest, numbers, [chooser.window(start) for start in controls], targets)
+    return HeldOut(
+        rest=rest,
+        documents=numbers,
+        controls=[chooser.window(start) for start in controls],
+        documents_of_controls=document_at[controls].tolist(),
+        targets=targets,
+    )

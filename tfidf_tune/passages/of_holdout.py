@@ -144,9 +144,12 @@ def choose_by_coin(tokenizer: TextTokenizer, spec: ProbeSpec) -> ChosenByCoin:
         )
     targets = []
     for candidate in taken["train"]:
-        fields = {"num_injections": candidate.copies}
+        # The place is that of a row, which is one document.
+        fields = {"num_injections": candidate.copies, "document": 0}
         targets.append(PassageDraft(candidate.token_ids, [], candidate.place, fields))
-    controls = [PassageDraft(each.token_ids, [], each.place, {}) for each in taken["held_out"]]
+    controls = [
+        PassageDraft(each.token_ids, [], each.place, {"document": 0}) for each in taken["held_out"]
+    ]
     return ChosenByCoin(
         targets=targets,
         controls=controls,

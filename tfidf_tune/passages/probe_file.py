@@ -85,6 +85,10 @@ class Passage:
     """Whether it is tokens, digits or words that were drawn at random, and no natural text: audits
     tell such canaries from unseen ones by another score. None, and left out of a file, if it is
     natural text."""
+    document: _Count | None = None
+    """The number of the document in ``source`` that it is of, from 0; of several occurrences, the
+    first one's. By it, passages of one document are known, targets and controls alike. None, and
+    left out of a file, if it is not known."""
 
     def values(self) -> dict[str, Any]:
         """Return the fields as a line of a probe file has them."""
@@ -160,10 +164,10 @@ def read_probe_file(path: str | Path) -> list[Passage]:
     """Read and check a probe file.
 
     A line has exactly the keys of :class:`Passage`, ``num_prompt`` only for a completion,
-    ``changes`` only for copies with noise and ``is_random`` only for random text. Ids are unique,
-    ``kind`` is "target" or "control", token ids are whole numbers that fit in int32, and a control
-    has no injections. ``positions`` may be empty if they are not known; otherwise there are
-    ``num_injections`` of them.
+    ``changes`` only for copies with noise, ``is_random`` only for random text, and ``document``
+    only where it is known. Ids are unique, ``kind`` is "target" or "control", token ids are whole
+    numbers that fit in int32, and a control has no injections. ``positions`` may be empty if they
+    are not known; otherwise there are ``num_injections`` of them.
 
     Args:
         path (str | Path): the file.
