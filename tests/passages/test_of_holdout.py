@@ -10,7 +10,7 @@ from tfidf_tune.audit import AuditSpec, audit, verify
 from tfidf_tune.commands.audit import main as audit_command
 from tfidf_tune.commands.data import main as data_command
 from tfidf_tune.corpus import read_holdout
-from tfidf_tune.passages import ProbeSpec, make_probe
+from tfidf_tune.passages import ProbeSpec, make_probe, read_probe_file
 from tfidf_tune.passages.of_holdout import choose_by_coin
 
 LENGTH = 32
@@ -137,37 +137,70 @@ def test_what_cannot_be_chosen_is_refused(divided, tokenizer, tmp_path):
         choose_by_coin(tokenizer, spec_of(tmp_path / "out"))
 
 
+def audit_of(divided, model, out):
+    audit_command(
+        [
+            str(model),
+            "--holdout",
+            str(divided),
+            "--num-targets",
+            "12",
+            "--num-controls",
+            "12",
+            "--block-size",
+            str(LENGTH),
+            "--prefix-lengths",
+            "8",
+            "--max-new-tokens",
+            "8",
+            "--accept-unproven",
+            "--output-dir",
+            str(out),
+        ]
+    )
+
+
+@pytest.mark.usefixtures("quick_reports")
+def test_documents_without_a_coin_are_named_and_in_no_passage(tiny_checkpoint, tmp_path, capsys):
+    rows = texts_of()
+    write_rows(tmp_path / "texts.jsonl", rows)
+    arguments = ["--share", "0.3", "--largest-group", "2"]
+    data_command(["holdout", str(tmp_path / "texts.jsonl"), str(tmp_path / "divided"), *arguments])
+    capsys.readouterr()
+    out = tmp_path / "audit"
+    said = (
+        "Left out: 72 documents in 24 groups of more than 2 near copies were trained on without a "
+        "coin"
+    )
+    for _ in range(2):  # also where the passages are those of an earlier audit
+        audit_of(tmp_path / "divided", tiny_checkpoint, out)
+        assert said in " ".join(capsys.readouterr().out.split())
+    assert said in " ".join((out / "report" / "report.md").read_text().split())
+    summary = json.loads((out / "report" / "audit.json").read_text())
+    expected = {"documents": 72, "groups": 24, "largest_group": 2}
+    assert summary["inputs"]["without_coin"] == expected
+    assert not verify(out).changed
+    copied = {text for text in rows if rows.count(text) == 3}
+    for passage in read_probe_file(out / "probe.jsonl"):
+        assert not any(passage.text.strip() in text for text in copied)
+
+
 @pytest.mark.usefixtures("quick_reports")
 def test_an_audit_by_a_manifest_is_verified_and_a_changed_side_is_found(
     divided, tiny_checkpoint, tmp_path, capsys
 ):
     out = tmp_path / "audit"
-    command = [
-        str(tiny_checkpoint),
-        "--holdout",
-        str(divided),
-        "--num-targets",
-        "12",
-        "--num-controls",
-        "12",
-        "--block-size",
-        str(LENGTH),
-        "--prefix-lengths",
-        "8",
-        "--max-new-tokens",
-        "8",
-        "--accept-unproven",
-        "--output-dir",
-        str(out),
-    ]
-    audit_command(command)
-    assert "divided by a coin before training" in capsys.readouterr().out
+    audit_of(divided, tiny_checkpoint, out)
+    printed = capsys.readouterr().out
+    assert "divided by a coin before training" in printed
+    assert "Left out" not in printed
     assert not verify(out).changed
     summary = json.loads((out / "report" / "audit.json").read_text())
     assert (summary["num_targets"], summary["num_controls"]) == (12, 12)
     assert summary["inputs"]["holdout"] == str(divided / "holdout.json")
     page = (out / "report" / "report.md").read_text()
     assert "by a coin" in page
+    assert "Left out" not in page
     file = next((divided / "train").glob("*.gz"))
     content = file.read_bytes()
     file.write_bytes(content + b"\n")
@@ -177,7 +210,7 @@ def test_an_audit_by_a_manifest_is_verified_and_a_changed_side_is_found(
     finally:
         file.write_bytes(content)
     with pytest.raises(ValueError, match="no source is given"):
-        audit_command([command[0], *command[3:]])
+        audit_command([str(tiny_checkpoint), "--output-dir", str(out)])
     spec = AuditSpec(
         model=str(tiny_checkpoint), passages=spec_of(divided), prefix_lengths=(8,), output_dir=out
     )

@@ -29,9 +29,27 @@ _DESCRIBED = (
     "probe_file",
     "texts",
     "sources",
+    "without_coin",
 )
 
 Note = Callable[[str], object]  # takes what a person who waits should know
+
+
+def about_documents_without_coin(without_coin: dict[str, int]) -> str:
+    """Say which documents of a holdout no coin was tossed for, and what follows for an audit.
+
+    Args:
+        without_coin (dict[str, int]): how many "documents" in how many "groups", each with more
+            near copies than "largest_group".
+    """
+    documents = counted(without_coin["documents"], "document")
+    groups = counted(without_coin["groups"], "group")
+    return (
+        f"{documents} in {groups} of more than {without_coin['largest_group']:,} near copies were "
+        "trained on without a coin, because near copies must not stand on both sides. None of "
+        "their passages is asked for, so this audit says nothing about them, although text with "
+        "many copies is recited first"
+    )
 
 
 def choose(plan: Plan, note: Note) -> "Sequence[Passage]":
@@ -91,6 +109,11 @@ def choose_passages(
         note(
             f"Left out of the targets: {found['passages']} passages that training held out, by "
             f"{found['file']}."
+        )
+    if "without_coin" in arguments:
+        note(
+            f"Left out: {about_documents_without_coin(arguments['without_coin'])}. To ask for "
+            "them, too, audit the text itself: tfidf-tune audit MODEL TEXTS --controls UNSEEN"
         )
     with _files.work_folder(
         file.with_suffix(".search"), arguments, replace=overwrite, describe=_what_changed

@@ -74,6 +74,7 @@ def judge(
         accept_unproven=accept_unproven,
         passages=passages,
         by_coin="holdout" in inputs,
+        without_coin=inputs.get("without_coin"),
         headline=headline,
     )
     summary = {**made.summary, "date": date, **recorded, "inputs": inputs}

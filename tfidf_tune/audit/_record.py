@@ -158,7 +158,7 @@ def inputs_of(planned: dict[str, Any]) -> dict[str, Any]:
     """
     hashes: dict[str, Any] = {"probe_file": planned["passages"]["sha256"]}
     recorded = planned["passages"]["chosen_from"] or {}
-    for key in ("texts", "controls", "tokenizer", "held_out", "holdout"):
+    for key in ("texts", "controls", "tokenizer", "held_out", "holdout", "without_coin"):
         if recorded.get(key):
             hashes[key] = recorded[key]
     if recorded.get("controls"):

@@ -15,6 +15,7 @@ from tfidf_tune._printing import counted
 from tfidf_tune.audit import _measures as audit
 from tfidf_tune.audit._before_after import before_and_after, paired_likelihoods
 from tfidf_tune.audit._blind import Blind, blind_baseline, blind_texts
+from tfidf_tune.audit._choosing import about_documents_without_coin
 from tfidf_tune.audit._headline import Headline, headline_of_results
 from tfidf_tune.audit._leaks import leaks, leaks_table, mismatched_lms
 from tfidf_tune.audit._true_positives import FEWEST_CONTROLS, true_positives
@@ -120,6 +121,7 @@ def audit_report(
     passages: Sequence[Passage] = (),
     by_coin: bool = False,
     headline: Headline | None = None,
+    without_coin: dict[str, int] | None = None,
 ) -> Report:
     """Report what the last evaluated checkpoint of a run recites of the targets, compared with the
     controls.
@@ -142,6 +144,9 @@ def audit_report(
         headline (Headline | None): the score that decides about membership, as the plan of the
             audit names it. Default: None, it follows from the kind of targets, see
             :class:`Headline`.
+        without_coin (dict[str, int] | None): documents of a holdout for which no coin was tossed,
+            and which are in no passage: how many "documents" in how many "groups" of more than
+            "largest_group". Default: None, there are none.
 
     Raises:
         ValueError: If no checkpoint has a sample of a target, or no model can pass a limit with so
@@ -223,10 +228,14 @@ def audit_report(
     listed = _leaks(facts, before, results.scores, at, passages)
     verdict += _because(facts, before, listed)
     repeats = facts.targets.drop_duplicates("passage_id").set_index("passage_id")["repeats"]
+    overview = _overview(
+        facts, likelihoods, control, notes, headline, blind=blind, is_finding=not no_finding
+    )
+    if without_coin is not None:
+        about = f"Left out: {about_documents_without_coin(without_coin)}."
+        overview = replace(overview, notes=[*overview.notes, about])
     tables = (
-        _overview(
-            facts, likelihoods, control, notes, headline, blind=blind, is_finding=not no_finding
-        ),
+        overview,
         *compared,
         audit.limits(checks),
         audit.recited(facts),

@@ -124,13 +124,13 @@ def hold_out_documents(
     ``largest_group``. If n different texts were in the group, a new one has the least hash with the
     probability 1 / (n + 1).
 
-    *The cut.* For a group of more than ``largest_group`` documents no coin is tossed: all of it is
-    trained on, and the manifest counts it. Dividing the group instead would leave near copies
-    on both sides. Of the chain ::
+    *Groups that are too large.* For a group of more than ``largest_group`` documents no coin is
+    tossed: all of it is trained on, and the manifest counts it. Dividing the group instead would
+    leave near copies on both sides. If the chain ::
 
         A - B - C - D      A and B are near copies, B and C, C and D
 
-    that is cut in the middle, a coin may hold out C and D, while B, a near copy of C, is trained
+    were divided in the middle, a coin could hold out C and D, while B, a near copy of C, is trained
     on: a model that recites C may have learned it from B, and the control is worthless. In a text
     with three chains of 61 documents, 1.7 % of what was held out had a near copy in the training
     text if chains were divided, 0.1 % if they were trained on, and 51 % if each document had a coin

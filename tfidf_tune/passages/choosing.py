@@ -87,6 +87,13 @@ def search_arguments(tokenizer: TextTokenizer, spec: ProbeSpec) -> dict[str, Any
         manifest = read_holdout(spec.holdout)
         arguments["holdout"] = str(manifest.manifest.resolve())
         arguments["texts"] = {arguments["holdout"]: manifest.sha256}
+        cuts = manifest.contents["cuts"]
+        if cuts["documents"]:
+            arguments["without_coin"] = {
+                "documents": cuts["documents"],
+                "groups": cuts["groups"],
+                "largest_group": manifest.largest_group,
+            }
         return arguments
     if spec.num_controls:
         unseen = spec.controls_source or EMBEDDED
