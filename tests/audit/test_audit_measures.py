@@ -289,7 +289,7 @@ def test_passages_too_few_for_a_test_are_named_and_what_they_recite_is_no_pass(r
     ).summary
     assert outcomes(made) == {"recited": outcome}
     noticed = (
-        r"; \d or more of 40 passages that occur once would have to be recited for the test to "
+        r"; \d or more of the 40 passages that occur once would have to be recited for the test to "
         r"notice it \(too few for a test of "
     )
     assert re.search(rf"{noticed}their own: 1 that occurs 35 times\); ", made["verdict"])

@@ -86,7 +86,7 @@ def test_the_interval_is_that_of_all_resamples_of_whole_passages(made):
 MORE = "results/tiny: {0} of {0} passages are recited further than unseen text"
 # All of these answers are of the same words.
 BY_ANY = " None of them needs its own beginning: that of another passage brings it out, too."
-NOTICED = "; 5 or more of {} passages would have to be recited for the test to notice it"
+NOTICED = "; 5 or more of the {} passages would have to be recited for the test to notice it"
 NO_MORE = "results/tiny recites no more than text it never saw"
 FEW = (
     "Too few passages to judge what results/tiny recites ({} targets, {} controls; at least 10 of "

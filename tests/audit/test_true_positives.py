@@ -73,15 +73,13 @@ def test_rows_are_those_counted_by_hand():
     assert table.rows[0][3:6] == pytest.approx((30, 100 * exact.low, 100 * exact.high))
     most = binomtest(2, 250, alternative="less").proportion_ci(method="exact").high
     assert table.rows[0][7] == pytest.approx(100 * most)
-    assert "TPR at 1 % FPR (%)" in tables_of(report)["membership"].headers
 
 
 def test_with_fewer_than_100_controls_there_are_none():
     report = report_of(99)
     tables = tables_of(report)
     assert "true_positives" not in tables
-    assert not [header for header in tables["membership"].headers if "TPR" in header]
     text = " ".join(markdown(report).split())
     assert "1 % takes 100 controls, and there are 99" in text
-    assert np.isfinite(tables["membership"].frame["AUC (headline)"]).all()
+    assert np.isfinite(tables["membership"].frame["AUC"]).all()
     assert "true_positives" in tables_of(report_of(100))

@@ -18,7 +18,8 @@ from tfidf_tune.audit._blind import Blind, blind_baseline, blind_texts
 from tfidf_tune.audit._choosing import about_documents_without_coin
 from tfidf_tune.audit._headline import Headline, headline_of_results
 from tfidf_tune.audit._leaks import leaks, leaks_table, mismatched_lms
-from tfidf_tune.audit._true_positives import FEWEST_CONTROLS, true_positives
+from tfidf_tune.audit._likelihoods import likelihood_tables
+from tfidf_tune.audit._true_positives import true_positives
 from tfidf_tune.passages import Passage
 from tfidf_tune.probe.attacks import ATTACKS
 from tfidf_tune.report.document import (
@@ -172,13 +173,7 @@ def audit_report(
     name = _name(facts.checkpoint)
     if headline is None:
         headline = headline_of_results(results.scores, at)
-    likelihoods = membership_table(
-        results.scores,
-        [({"Model": name}, [at])],
-        notes,
-        fewest_controls=FEWEST_CONTROLS,
-        headline=headline.score or "Loss",
-    )
+    likelihoods = membership_table(results.scores, [({"Model": name}, [at])], notes)
     if headline.score and not len(likelihoods.frame):
         headline = Headline(None, "no likelihoods of targets and controls were measured")
     # Membership inference is no finding if the texts alone give the targets away.
@@ -243,7 +238,7 @@ def audit_report(
         audit.targets_and_controls(facts, notes),
         audit.by_attack(facts.samples),
         audit.extraction(results.scores, at),
-        _with_headline(likelihoods, headline),
+        *likelihood_tables(likelihoods, headline, facts.num_controls),
         true_positives(results.scores, at, repeats, headline.score),
         audit.by_prefix_length(facts.plain, notes),
         audit.by_repeats(facts.targets),
@@ -284,24 +279,6 @@ def audit_report(
         mark=SHARED_MARK,
         summary=summary,
         num_leading=1 + len(compared),
-    )
-
-
-def _with_headline(likelihoods: Table, headline: Headline) -> Table:
-    """Mark the column of the headline, and say why it is this one."""
-    if headline.score is None:
-        return likelihoods
-    header = auc_header(headline.score)
-    marked = f"{header} (headline)"
-    about = (
-        "Headline: the score that decides about membership, by the kind of targets, whatever the "
-        f"scores are: {headline.reason}."
-    )
-    return replace(
-        likelihoods,
-        frame=likelihoods.frame.rename(columns={header: marked}),
-        notes=[about, *likelihoods.notes],
-        formats={**likelihoods.formats, marked: ".2f"},
     )
 
 
@@ -481,11 +458,12 @@ def _noticeable(recited: Recited) -> str:
     tested = [test for test in recited.tests if test.noticeable is not None]
     if not tested:
         number = counted(recited.all.num_targets, "passage")
-        return f"; the test would not notice it if all of {number} were recited"
+        return f"; the test would not notice it if all {number} were recited"
     test = tested[-1]  # tests of more copies come later
-    number = "all" if test.noticeable == test.num_targets else f"{test.noticeable} or more"
-    passages = f"{counted(test.num_targets, 'passage')}{test.that_occur}"
-    text = f"; {number} of {passages} would have to be recited for the test to notice it"
+    least = f"{test.noticeable} or more of the {test.num_targets:,} passages"
+    if test.noticeable == test.num_targets:
+        least = "the one passage" if test.num_targets == 1 else f"all {test.num_targets:,} passages"
+    text = f"; {least}{test.that_occur} would have to be recited for the test to notice it"
     too_few = [test for test in recited.tiers if test.noticeable is None]
     if too_few:
         few = [f"{test.num_targets:,}{test.that_occur}" for test in too_few]
@@ -613,7 +591,8 @@ def _overview(
         about.insert(
             2,
             "Membership AUC: how often a target looks more like training text than a control, by "
-            f"{headline.words}; 0.5 is chance. It is the headline, because {headline.reason}.",
+            f"{headline.words}; 0.5 is chance. This score decides (it is the headline), because "
+            f"{headline.reason}.",
         )
     if blind is not None:
         about.insert(

@@ -21,58 +21,44 @@ SCORES = (
     "error_zone",
 )
 _NUM_SAMPLES = 1000
-_ATTACKS = ("Loss", "zlib", "Min-K%", "Min-K%++", "Loss against start", "WBC", "Error zone")
+ATTACKS = ("Loss", "zlib", "Min-K%", "Min-K%++", "Loss against start", "WBC", "Error zone")
 _EXTRACTED = f"Extracted by {_NUM_SAMPLES:,} samples (%)"
-_TPR = ("TPR at 1 % FPR (%)", "TPR from", "TPR to")
+TPR = ("TPR at 1 % FPR (%)", "TPR from", "TPR to")
 
 
 def membership_table(
     scores: pd.DataFrame,
     groups: Sequence[tuple[Mapping[str, str], Sequence[int]]],
     footnotes: Footnotes,
-    *,
-    fewest_controls: int = 0,
-    headline: str = "Loss",
 ) -> Table:
     """Make a table of groups of checkpoints (one for each seed), under their first cells, that have
     the scores.
 
-    With fewer than ``fewest_controls`` controls a note takes the place of true positive rates.
-    These are of the attack ``headline``.
+    Its notes explain the NLL, the AUC, true positives, the exposure, extraction, and intervals.
     """
     rows = []
     for labels, checkpoints in groups:
-        row = _row(scores, checkpoints, headline)
+        row = _row(scores, checkpoints)
         if row:
             rows.append({**labels, **row})
     if not rows:
         return Table("membership", "Likelihood and membership", pd.DataFrame())
     frame = pd.DataFrame(rows, columns=list(rows[0]))
     fewest = frame.pop("units").min()
-    num_controls = frame.pop("controls").min()
-    by = "" if headline == "Loss" else f" by {headline}"
-    about_tpr = f"TPR: targets found{by} at a threshold that at most 1 % of the controls exceed."
-    if num_controls < fewest_controls:
-        frame = frame.drop(columns=list(_TPR))
-        about_tpr = (
-            "True positives at 1 % false positives are left out: 1 % takes "
-            f"{fewest_controls} controls, and there are {num_controls}."
-        )
-    intervals = (
-        f"From and to: 95 %, percentile bootstrap of {NUM_RESAMPLES:,} resamples of passages, "
-        f"targets and controls separately.{footnotes.mark(*few_units(fewest))}"
-    )
     notes = [
-        "NLL: nats per token of complete passages; the gap is controls minus targets. AUC: "
-        "probability that a target looks more like training text than a control, by the loss or "
-        "another attack; 0.5 is chance, and membership stays detectable where the interval of the "
-        f"AUC excludes it. {about_tpr}",
+        "NLL: nats per token of complete passages; the gap is controls minus targets.",
+        "AUC: probability that a target looks more like training text than a control, by the loss "
+        "or another attack; 0.5 is chance, and membership stays detectable where the interval of "
+        "the AUC excludes it.",
+        "TPR: targets found by the loss at a threshold that at most 1 % of the controls exceed.",
         "Exposure: log2(controls + 1), its maximum, minus log2 of the rank of a target's NLL among "
         "the controls', on average over targets; 1.44 or less by chance.",
         "Extracted: targets of which at least one sample at temperature 1 is exactly the "
-        f"continuation, computed from its NLL, on average over prompts. {intervals}",
+        "continuation, computed from its NLL, on average over prompts.",
+        f"From and to: 95 %, percentile bootstrap of {NUM_RESAMPLES:,} resamples of passages, "
+        f"targets and controls separately.{footnotes.mark(*few_units(fewest))}",
     ]
-    formats = dict.fromkeys(frame, ".2f") | dict.fromkeys((*_TPR, _EXTRACTED), ".1f")
+    formats = dict.fromkeys(frame, ".2f") | dict.fromkeys((*TPR, _EXTRACTED), ".1f")
     table = Table("membership", "Likelihood and membership", frame, notes, formats)
     return table.without_empty_columns()
 
@@ -92,7 +78,7 @@ def is_detectable(row: Mapping[str, Any], attack: str = "Loss") -> bool:
     return bool(row.get(f"{header} from", 0) > 0.5 or row.get(f"{header} to", 1) < 0.5)
 
 
-def _row(scores: pd.DataFrame, checkpoints: Sequence[int], headline: str) -> dict[str, Any]:
+def _row(scores: pd.DataFrame, checkpoints: Sequence[int]) -> dict[str, Any]:
     """Return the values of a row and the number of "units", or nothing without scores of targets
     and controls.
     """
@@ -121,7 +107,7 @@ def _row(scores: pd.DataFrame, checkpoints: Sequence[int], headline: str) -> dic
     for attack, members in scores_of_targets.items():
         if attack in scores_of_controls:
             separations[attack] = membership(members, scores_of_controls[attack])
-    for attack in _ATTACKS:  # also those without scores, so that all rows have one order
+    for attack in ATTACKS:  # also those without scores, so that all rows have one order
         name = auc_header(attack)
         separation = separations.get(attack)
         if separation is None:
@@ -134,13 +120,9 @@ def _row(scores: pd.DataFrame, checkpoints: Sequence[int], headline: str) -> dic
                 f"{name} to": interval.high,
             }
     by_loss = separations["Loss"]
-    for name in _TPR:
-        row[name] = None
-    if headline in separations:
-        found = separations[headline]
-        shares = (found.tpr, found.tpr_interval.low, found.tpr_interval.high)
-        for name, share in zip(_TPR, shares, strict=True):
-            row[name] = 100 * share
+    shares = (by_loss.tpr, by_loss.tpr_interval.low, by_loss.tpr_interval.high)
+    for name, share in zip(TPR, shares, strict=True):
+        row[name] = 100 * share
     # How far single passages stand out: exposure for each checkpoint, and samples.
     nlls = zip(targets["nll"], controls["nll"], strict=True)
     exposures = [exposure(*pair).mean() for pair in nlls]
@@ -151,7 +133,6 @@ def _row(scores: pd.DataFrame, checkpoints: Sequence[int], headline: str) -> dic
     if len(continuations):
         row[_EXTRACTED] = 100 * extraction_probability(continuations, _NUM_SAMPLES).mean()
     row["units"] = by_loss.auc_interval.num_units
-    row["controls"] = controls["nll"].shape[1]
     return row
 
 
@@ -183,7 +164,7 @@ def attack_scores(scores: pd.DataFrame, checkpoint: int) -> list[AttackScores]:
         units[kind] = sorted(of_kind["unit"].astype(str).unique())
         by_attack[kind] = membership_scores(values)
     found = []
-    for attack in _ATTACKS:
+    for attack in ATTACKS:
         if attack in by_attack["target"] and attack in by_attack["control"]:
             targets = pd.Series(by_attack["target"][attack][0], index=units["target"])
             controls = pd.Series(by_attack["control"][attack][0], index=units["control"])
