@@ -3,13 +3,15 @@ import itertools
 import re
 
 import numpy as np
+import pandas as pd
 import pytest
 from helpers.fakes.runs import evaluation, results, run, sample
 
 from tfidf_tune.audit import audit_report
-from tfidf_tune.audit._report import _readings
+from tfidf_tune.audit._report import _noticeable, _readings
 from tfidf_tune.report import html_page, markdown
 from tfidf_tune.results.positive_control import PositiveControl, Reading
+from tfidf_tune.results.recited import recited_further
 
 # LMS from a prompt of 8 and of 16 tokens, of references of 12 tokens.
 TARGETS = {"target-0": (12, 12), "target-1": (6, 12), "target-2": (0, 1), "target-3": (2, 3)}
@@ -260,3 +262,23 @@ def test_the_table_of_the_positive_control_agrees_with_the_verdict(control, expe
     assert table.frame["Result"].tolist() == expected
     assert control.state in expected
     assert table.notes[1:] == ([says] if says else [])
+
+
+@pytest.mark.parametrize(
+    ("num_targets", "num_controls", "said"),
+    [
+        # By chance, k of n targets are above m controls with n/(n + m) * (n - 1)/(n + m - 1) * ...
+        (3, 12, "; 2 or more of the 3 passages would have to be recited for the test"),
+        (2, 12, "; all 2 passages would have to be recited for the test to notice it"),
+        (1, 30, "; the one passage would have to be recited for the test to notice it"),
+        (2, 3, "; the test would not notice it if all 2 passages were recited"),
+        (1, 3, "; the test would not notice it if the one passage were recited"),
+    ],
+)
+def test_what_the_test_would_notice_is_said_of_any_number_of_passages(
+    num_targets, num_controls, said
+):
+    numbers = range(num_targets)
+    targets = pd.DataFrame({"lms": 0, "length": 99, "repeats": 1}, index=numbers)
+    found = recited_further(targets, pd.Series([1] * num_controls))
+    assert _noticeable(found).startswith(said)

@@ -457,18 +457,22 @@ def _noticeable(recited: Recited) -> str:
         return f"; a control is recited for {recited.threshold:.0f} tokens, and no passage has more"
     tested = [test for test in recited.tests if test.noticeable is not None]
     if not tested:
-        number = counted(recited.all.num_targets, "passage")
-        return f"; the test would not notice it if all {number} were recited"
+        every = _all_passages(recited.all.num_targets)
+        return f"; the test would not notice it if {every} were recited"
     test = tested[-1]  # tests of more copies come later
     least = f"{test.noticeable} or more of the {test.num_targets:,} passages"
     if test.noticeable == test.num_targets:
-        least = "the one passage" if test.num_targets == 1 else f"all {test.num_targets:,} passages"
+        least = _all_passages(test.num_targets)
     text = f"; {least}{test.that_occur} would have to be recited for the test to notice it"
     too_few = [test for test in recited.tiers if test.noticeable is None]
     if too_few:
         few = [f"{test.num_targets:,}{test.that_occur}" for test in too_few]
         text += f" (too few for a test of their own: {joined(few)})"
     return text
+
+
+def _all_passages(number: int) -> str:
+    return "the one passage" if number == 1 else f"all {number:,} passages"
 
 
 def _readings(control: PositiveControl) -> Table:
