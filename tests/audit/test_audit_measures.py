@@ -10,7 +10,7 @@ from importlib.resources import files
 import jsonschema
 import numpy as np
 import pytest
-from helpers.fakes.runs import evaluation, results, run, sample
+from helpers.fakes.runs import evaluation, likelihoods, results, run, sample
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
@@ -27,18 +27,6 @@ SCHEMA = json.loads(
 TARGETS = (8, 8, 3, 2, 2, 1, 1, 1, 0, 0, 0)
 CONTROLS = (2, 1, 1, 1, 0, 0, 0, 0, 0, 0)
 SAMPLED = {0: 8, 2: 8, 3: 4}  # LMS of targets by sampling; 1 of the others
-
-
-def likelihoods(passage_id, kind, nll=1.0, continuations=()):
-    """What the membership task logs of a passage."""
-    named = {
-        "passage_id": passage_id,
-        "kind": kind,
-        "token_ids": [1],
-        "round_trip": True,
-        "prompts": "token_ids",
-    }
-    return named | {"scores": {"nll": nll}, "continuations": [*continuations]}
 
 
 def made_run(nlls=None, num_read=(8, 48) * 5, attacks=("greedy", "sampling")):

@@ -10,7 +10,7 @@ import jsonschema
 import numpy as np
 import pandas as pd
 import pytest
-from helpers.fakes.runs import evaluation, results, run, sample
+from helpers.fakes.runs import evaluation, likelihoods, results, run, sample
 from scipy.stats import binom, mannwhitneyu
 from sklearn.linear_model import Ridge
 
@@ -217,17 +217,7 @@ def audited(targets, controls, *, has_reference=False):
             prompts[name] = text
             samples.append(sample(name, number % 3, kind=kind, length=12))
             nll = rng.normal(2.0 if kind == "target" else 3.0, 0.8)
-            scored.append(
-                {
-                    "passage_id": name,
-                    "kind": kind,
-                    "token_ids": [1],
-                    "round_trip": True,
-                    "prompts": "token_ids",
-                    "scores": {"nll": float(nll)},
-                    "continuations": [],
-                }
-            )
+            scored.append(likelihoods(name, kind, float(nll)))
     evaluated = evaluation(
         samples=samples, passages=tuple(scored), prompts=prompts, num_read=(8, 48) * 5
     )

@@ -8,15 +8,14 @@ import numpy as np
 import peft
 import pytest
 import torch
+from helpers.fakes import tiny_audit
 from helpers.fakes.openai_server import Host, serving
-from helpers.fakes.tiny_run import write_documents
 from scipy import stats
 
-from tfidf_tune.audit import AuditSpec, ServerSpec, audit, verify
+from tfidf_tune.audit import ServerSpec, audit, verify
 from tfidf_tune.audit._plan import resolve
 from tfidf_tune.audit._reference import described
-from tfidf_tune.data import embedded_documents, hf_tokenizer
-from tfidf_tune.passages import ProbeSpec
+from tfidf_tune.data import hf_tokenizer
 from tfidf_tune.probe import load_model
 from tfidf_tune.results import import_results
 from tfidf_tune.results.intervals import auc_difference
@@ -34,9 +33,7 @@ pytestmark = pytest.mark.usefixtures("quick_reports")
 def folder(tiny_checkpoint, tmp_path_factory):
     """Texts, a base, and an adapter that changes what it writes."""
     folder = tmp_path_factory.mktemp("reference")
-    write_documents(folder / "training.txt")
-    unseen = embedded_documents("docstrings_validation")[:60]
-    (folder / "unseen.txt").write_text("\n".join(text.replace("\n", " ") for text in unseen))
+    tiny_audit.write_texts(folder)
     shutil.copytree(tiny_checkpoint, folder / "base")
     save_adapter(folder, "adapter")
     return folder
@@ -59,23 +56,9 @@ def save_adapter(folder, name, **changes):
 
 
 def spec_of(folder, out, **changes):
-    passages = ProbeSpec(
-        (str(folder / "training.txt"),),
-        controls_source=str(folder / "unseen.txt"),
-        num_targets=12,
-        num_controls=12,
-        block_size=24,
-        sample_by="line",
-    )
-    arguments = {
-        "model": str(folder / "adapter"),
-        "passages": passages,
-        "prefix_lengths": (6,),
-        "max_new_tokens": 8,
-        "output_dir": out,
-        "accept_unproven": True,
-    }
-    return AuditSpec(**arguments | changes)
+    """An audit of the adapter."""
+    arguments = {"model": str(folder / "adapter"), "output_dir": out}
+    return tiny_audit.spec_of(folder, **arguments | changes)
 
 
 def checkpoints_of(folder):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers.fakes.runs import evaluation, results, run, sample
+from helpers.fakes.runs import evaluation, likelihoods, results, run, sample
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
@@ -37,17 +37,7 @@ def report_of(num_controls):
             # Of 250 controls two may be above the threshold.
             if name in ("control-0", "control-1"):
                 nll = 0.5
-            scored.append(
-                {
-                    "passage_id": name,
-                    "kind": kind,
-                    "token_ids": [1],
-                    "round_trip": True,
-                    "prompts": "token_ids",
-                    "scores": {"nll": nll, "min_k": -5.0},
-                    "continuations": [],
-                }
-            )
+            scored.append(likelihoods(name, kind, nll, min_k=-5.0))
     injections = {f"target-{at}": copies for at, copies in enumerate(COPIES)}
     injections |= {f"control-{at}": 0 for at in range(num_controls)}
     evaluated = evaluation(samples=samples, passages=tuple(scored), num_injections=injections)

@@ -5,46 +5,26 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers.fakes.tiny_run import write_documents
+from helpers.fakes import tiny_audit
 
 from tfidf_tune._files import file_sha256
-from tfidf_tune.audit import AuditSpec, audit, verify
+from tfidf_tune.audit import audit, verify
 from tfidf_tune.audit._record import _deciding, read_sums, write_sums
 from tfidf_tune.commands.audit import main
-from tfidf_tune.data import embedded_documents
-from tfidf_tune.passages import ProbeSpec
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
 
 
 def spec_of(folder, model, **changes):
-    passages = ProbeSpec(
-        (str(folder / "training.txt"),),
-        controls_source=str(folder / "unseen.txt"),
-        num_targets=12,
-        num_controls=12,
-        block_size=24,
-        sample_by="line",
-    )
-    arguments = {
-        "model": str(model),
-        "passages": passages,
-        "prefix_lengths": (6,),
-        "max_new_tokens": 8,
-        "output_dir": folder / "audit",
-        "limits": "lms=5",
-        "accept_unproven": True,
-    }
-    return AuditSpec(**arguments | changes)
+    """An audit with a limit."""
+    return tiny_audit.spec_of(folder, **{"model": str(model), "limits": "lms=5"} | changes)
 
 
 @pytest.fixture(scope="module")
 def audited(tiny_checkpoint, tmp_path_factory):
     """A folder with texts, a model, and its audit."""
     folder = tmp_path_factory.mktemp("audited")
-    write_documents(folder / "training.txt")
-    unseen = embedded_documents("docstrings_validation")[:60]
-    (folder / "unseen.txt").write_text("\n".join(text.replace("\n", " ") for text in unseen))
+    tiny_audit.write_texts(folder)
     shutil.copytree(tiny_checkpoint, folder / "model")
     notes = []
     result = audit(spec_of(folder, folder / "model"), notes.append)

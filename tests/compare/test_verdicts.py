@@ -5,7 +5,16 @@ import re
 
 import numpy as np
 import pytest
-from helpers.fakes.runs import answers, block, evaluation, results, run, sample, targets
+from helpers.fakes.runs import (
+    answers,
+    block,
+    evaluation,
+    likelihoods,
+    results,
+    run,
+    sample,
+    targets,
+)
 
 from tfidf_tune.compare import comparison_report
 from tfidf_tune.report import terminal_text
@@ -165,24 +174,11 @@ def test_the_verdict_and_the_first_table_equal_the_scores(verdict):
             assert numbers(cost) == pytest.approx([change, *ends], abs=0.3)
 
 
-def likelihoods(kind, at, nll):
-    """What the membership task logs of a passage."""
-    return {
-        "passage_id": f"{kind}-{at}",
-        "kind": kind,
-        "token_ids": [1],
-        "round_trip": True,
-        "prompts": "token_ids",
-        "scores": {"nll": nll + at / 100},
-        "continuations": [],
-    }
-
-
 @pytest.mark.parametrize("baseline_lms", [2, 20])
 def test_a_loss_that_tells_the_text_apart_is_said_of_each_objective_at_chance(baseline_lms):
     """Also if the baseline recites no more than unseen text, either."""
-    scored = [likelihoods("target", at, 1.0) for at in range(40)]
-    scored += [likelihoods("control", at, 3.0) for at in range(40)]
+    scored = [likelihoods(f"target-{at}", "target", 1 + at / 100) for at in range(40)]
+    scored += [likelihoods(f"control-{at}", "control", 3 + at / 100) for at in range(40)]
     runs = runs_of(lms=(baseline_lms, 2), fields={"passages": tuple(scored)})
     verdict = comparison_report(results(*runs)).verdict
     still = f"{NO_MORE}, but its loss still tells the two apart"

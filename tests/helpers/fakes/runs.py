@@ -135,6 +135,19 @@ def controls(*lms, **fields):
     return targets(*lms, kind="control", **fields)
 
 
+def likelihoods(passage_id, kind, nll=1.0, *, continuations=(), **scores):
+    """What the membership task logs of a passage."""
+    return {
+        "passage_id": passage_id,
+        "kind": kind,
+        "token_ids": [1],
+        "round_trip": True,
+        "prompts": "token_ids",
+        "scores": {"nll": nll, **scores},
+        "continuations": [*continuations],
+    }
+
+
 def block(number, num_predictions, log_likelihood):
     return {"block": number, "num_predictions": num_predictions, "log_likelihood": log_likelihood}
 
