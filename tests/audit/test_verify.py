@@ -123,6 +123,7 @@ FORGERIES = {
         folder / "passages.json", lambda line: line.replace('"seed": 0', '"seed": 7')
     ),
     "report": lambda folder: (folder / "report" / "audit.json").write_text("[]"),
+    "plan and audit.json": lambda folder: (folder / "plan.json").write_text("{"),
 }
 
 

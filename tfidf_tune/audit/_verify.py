@@ -71,11 +71,17 @@ def verify(folder: str | Path) -> Verification:
     if any(check.state == "changed" for check in checks):
         return Verification(checks, root)
     # A file with its right hash can still hold what no audit writes.
+    try:
+        plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+        summary = json.loads((folder / "report" / "audit.json").read_text(encoding="utf-8"))
+    except ValueError as error:
+        checks.append(_unreadable("plan and audit.json", error))
+        return Verification(checks, root)
     steps: dict[str, Callable[[], Iterable[Check]]] = {
-        "plan": lambda: _plan(folder, *_contents(folder)),
-        "answers": lambda: _answers(_evaluated(folder, _contents(folder)[1])),
-        "report": lambda: [_report(folder, *_contents(folder))],
-        "inputs": lambda: _inputs(folder, _contents(folder)[0]),
+        "plan": lambda: _plan(folder, plan, summary),
+        "answers": lambda: _answers(_evaluated(folder, summary)),
+        "report": lambda: [_report(folder, plan, summary)],
+        "inputs": lambda: _inputs(folder, plan),
     }
     for what, step in steps.items():
         checks += _checked(what, step)
@@ -86,15 +92,12 @@ def _checked(what: str, step: "Callable[[], Iterable[Check]]") -> Iterator[Check
     try:
         yield from step()
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        problem = f"cannot be read ({type(error).__name__}: {error})"
-        yield Check(what, "changed", problem[:300])
+        yield _unreadable(what, error)
 
 
-def _contents(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the plan, and ``audit.json``."""
-    plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
-    summary = json.loads((folder / "report" / "audit.json").read_text(encoding="utf-8"))
-    return plan, summary
+def _unreadable(what: str, error: Exception) -> Check:
+    problem = f"cannot be read ({type(error).__name__}: {error})"
+    return Check(what, "changed", problem[:300])
 
 
 def _evaluated(folder: Path, summary: dict[str, Any]) -> Path:
