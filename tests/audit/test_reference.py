@@ -131,7 +131,11 @@ def test_an_adapter_is_loaded_once_and_switched_off_for_its_reference(
     assert "Before" in next(one for one in result.report.tables if one.name == "leaks").frame
     assert named.summary["measures"]["lms"] == result.summary["measures"]["lms"]
     assert alone.summary["num_targets"] == 12
-    assert not verify(tmp_path / "switched").changed
+    verified = verify(tmp_path / "switched")
+    assert not verified.changed
+    # The answers of the reference are scored again, too.
+    whats = [check.what for check in verified.checks]
+    assert whats.count("24 scores of tfidf_memorization_prefixes, from the answers") == 2
     assert not verify(tmp_path / "named").changed
 
 

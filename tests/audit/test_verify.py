@@ -197,6 +197,8 @@ def test_a_changed_plan_is_another_audit(audited, copy):
     assert not verify(copy).changed
     assert again().summary["plan"] == file_sha256(copy / "plan.json")
     assert not verify(copy).changed, "the same plan is asked again"
+    earlier, _ = sorted((copy / "evaluation").iterdir())
+    assert states(copy)[f"answers in evaluation/{earlier.name}"] == "not checked"
     assert again(limits="lms=6", overwrite=True).summary["limits"][0]["limit"] == 6
     assert not verify(copy).changed
 

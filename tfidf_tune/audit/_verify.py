@@ -168,6 +168,14 @@ def _answers(evaluated: Path) -> Iterator[Check]:
         for file in _samples(evaluated, task):
             yield _scored_again(file, task, process, names)
     yield Check("likelihoods", "not checked", "they need the model")
+    # An audit that was made again keeps the answers that it had before.
+    for other in sorted(evaluated.parent.iterdir()):
+        if other != evaluated:
+            yield Check(
+                f"answers in {evaluated.parent.name}/{other.name}",
+                "not checked",
+                "the model was asked at another time, and no figure follows from them",
+            )
 
 
 def _scored_again(
