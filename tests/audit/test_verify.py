@@ -9,7 +9,7 @@ from helpers.fakes import tiny_audit
 
 from tfidf_tune._files import file_sha256
 from tfidf_tune.audit import audit, verify
-from tfidf_tune.audit._record import _deciding, read_sums, write_sums
+from tfidf_tune.audit._record import _changed_attacks, _deciding, read_sums, write_sums
 from tfidf_tune.commands.audit import main
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
@@ -189,7 +189,11 @@ def test_a_changed_plan_is_another_audit(audited, copy):
     for changes, what in (
         ({"limits": "lms=6"}, 'limits was "lms=5", is "lms=6"'),
         ({"max_new_tokens": 9}, "rules.max_new_tokens was 8, is 9"),
-        ({"attacks": ("greedy", "truncated")}, "attacks was "),
+        (
+            {"attacks": ("greedy", "truncated")},
+            r"the attack truncated \(prompts of tokens 3 to 6\) was not there before\. Name",
+        ),
+        ({"prefix_lengths": (7,)}, "of the attack greedy, prefix_length was 6, is 7; rules"),
     ):
         with pytest.raises(ValueError, match=f"is the audit of another plan: {what}"):
             again(**changes)
@@ -201,6 +205,31 @@ def test_a_changed_plan_is_another_audit(audited, copy):
     assert states(copy)[f"answers in evaluation/{earlier.name}"] == "not checked"
     assert again(limits="lms=6", overwrite=True).summary["limits"][0]["limit"] == 6
     assert not verify(copy).changed
+
+
+def test_attacks_that_differ_are_named():
+    def attack(name, length, offset=0, **generation):
+        return {
+            "name": name,
+            "prefix_length": length,
+            "offset": offset,
+            "prompt_noise": 0.0,
+            "generation": generation,
+        }
+
+    greedy = [attack("greedy", length) for length in (32, 50)]
+    sampling = attack("sampling", 50, num_samples=10, temperature=1.0)
+    more = attack("sampling", 50, num_samples=20, temperature=1.0)
+    offset = attack("offset", 32, 64)
+    assert _changed_attacks([*greedy, sampling], [*greedy, sampling]) == []
+    assert _changed_attacks([*greedy, sampling], [sampling, *greedy]) == [
+        "the attacks are now in this order: sampling, greedy"
+    ]
+    assert _changed_attacks([*greedy, sampling], [greedy[0], more, offset]) == [
+        "the attack greedy (prompts of tokens 0 to 50) is not there any more",
+        "of the attack sampling, generation.num_samples was 10, is 20",
+        "the attack offset (prompts of tokens 64 to 96) was not there before",
+    ]
 
 
 def test_the_plan_is_there_before_the_first_question(audited, tmp_path, monkeypatch):

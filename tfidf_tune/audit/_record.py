@@ -65,7 +65,8 @@ def write_plan(plan: Plan, passages: "Sequence[Passage]", note: Note) -> tuple[d
                 name = plan_of.get("reference", {}).get("name")
                 plan_of["reference"] = "none" if name is None else name
                 plan_of.get("rules", {}).pop("reference_model", None)
-        changed = differences(before, now)
+        changed = _changed_attacks(before.pop("attacks", []), now.pop("attacks"))
+        changed += differences(before, now)
         if changed:
             raise ValueError(
                 f"{folder} is the audit of another plan: {'; '.join(changed)}. Name "
@@ -79,6 +80,38 @@ def write_plan(plan: Plan, passages: "Sequence[Passage]", note: Note) -> tuple[d
     sha256 = _files.file_sha256(file)
     note(f"Plan, before the first question: {file}, SHA-256 {sha256}.")
     return content, sha256
+
+
+def _changed_attacks(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[str]:
+    """Return a phrase for each attack that is new, gone or different, by its name."""
+    if before == now:
+        return []
+    gone = [attack for attack in before if attack not in now]
+    new = [attack for attack in now if attack not in before]
+    if not gone and not new:
+        order = ", ".join(dict.fromkeys(attack["name"] for attack in now))
+        return [f"the attacks are now in this order: {order}"]
+    phrases = []
+    added = list(new)
+    for attack in gone:
+        # The same attack with other settings, if there is one that is not yet taken.
+        of_same_name = [other for other in added if other["name"] == attack["name"]]
+        if of_same_name:
+            other = of_same_name[0]
+            added.remove(other)
+            settings = ", ".join(differences(attack, other))
+            phrases.append(f"of the attack {attack['name']}, {settings}")
+        else:
+            phrases.append(f"the attack {_with_prompts(attack)} is not there any more")
+    return phrases + [
+        f"the attack {_with_prompts(attack)} was not there before" for attack in added
+    ]
+
+
+def _with_prompts(attack: dict[str, Any]) -> str:
+    """Name an attack with the part of a passage that is its prompt: one name can have several."""
+    end = attack["offset"] + attack["prefix_length"]
+    return f"{attack['name']} (prompts of tokens {attack['offset']} to {end})"
 
 
 def discard_plan(folder: Path) -> None:
