@@ -58,6 +58,10 @@ def test_all_is_the_same_for_somebody_else_and_what_needs_the_model_is_said(
     assert "not checked  likelihoods (they need the model)" in printed
     assert printed.endswith(f"Root hash, of all files: {verify(copy).root}\n")
 
+    root = verify(copy).root
+    main(["verify", str(copy), "--root", root.upper()])
+    assert capsys.readouterr().out.endswith(f"Root hash, of all files: {root}, as given\n")
+
     # Without model and texts at hand, the rest is still recomputed.
     away = audited.with_name("away")
     audited.rename(away)
@@ -94,6 +98,28 @@ def test_one_changed_byte_of_any_file_is_found(copy):
         ValueError, match="is no folder with SHA256SUMS: name the folder of an audit"
     ):
         main(["verify", str(copy)])
+
+
+def test_an_audit_that_is_complete_but_not_the_given_one_is_refused(copy, capsys):
+    given = verify(copy).root
+    with pytest.raises(SystemExit, match="^error: the root hash of .* is .* you were given 0"):
+        main(["verify", str(copy), "--root", "0" * 64])
+    page = copy / "report" / "index.html"
+    page.write_text(page.read_text() + "\n")
+    write_sums(copy)
+    root = file_sha256(copy / "SHA256SUMS")
+    with pytest.raises(SystemExit) as failure:
+        main(["verify", str(copy), "--root", given])
+    # With a new list of hashes, only computing again and the given hash find it.
+    assert failure.value.code == (
+        "error: not as the audit left it: figures, tables and page, from the scores; the root "
+        f"hash of {copy} is {root}, and you were given {given}: this is another audit, or it was "
+        "made again"
+    )
+    for wrong in (given[:-1], f"{given[:-1]}g", f"{given}0"):
+        with pytest.raises(SystemExit, match="2"):
+            main(["verify", str(copy), "--root", wrong])
+        assert "is not a SHA-256, which has 64 digits" in capsys.readouterr().err
 
 
 def edit(file, change):

@@ -6,6 +6,8 @@ The options that ``tfidf-tune probe`` shares are here too.
 import argparse
 import json
 import os
+import re
+import reprlib
 import sys
 from collections.abc import Callable
 from dataclasses import fields
@@ -109,13 +111,19 @@ def main(arguments: list[str]) -> None:
 
 def _verify(arguments: list[str]) -> None:
     """Recompute an audit, and print what is the same and what could not be checked; end with code
-    2 if anything changed.
+    2 if anything changed, or if it is not the audit of a given root hash.
     """
     parser = argparse.ArgumentParser(
         prog="tfidf-tune audit verify",
         description="Recompute an audit from its folder: all hashes, scores and figures.",
     )
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="output folder of an audit")
+    parser.add_argument(
+        "--root",
+        type=_sha256,
+        metavar="HASH",
+        help="the root hash that you were given; that of the folder has to be the same",
+    )
     options = parser.parse_args(arguments)
     from tfidf_tune.audit import verify
 
@@ -123,9 +131,27 @@ def _verify(arguments: list[str]) -> None:
     for check in verification.checks:
         detail = f" ({check.detail})" if check.detail else ""
         say(f"{check.state:>11}  {check.what}{detail}")
-    say(f"Root hash, of all files: {verification.root}")
+    is_given = options.root == verification.root
+    say(f"Root hash, of all files: {verification.root}{', as given' if is_given else ''}")
+    problems = []
     if verification.changed:
-        sys.exit(f"error: not as the audit left it: {', '.join(verification.changed)}")
+        problems.append(f"not as the audit left it: {', '.join(verification.changed)}")
+    if options.root is not None and not is_given:
+        problems.append(
+            f"the root hash of {options.folder} is {verification.root}, and you were given "
+            f"{options.root}: this is another audit, or it was made again"
+        )
+    if problems:
+        sys.exit(f"error: {'; '.join(problems)}")
+
+
+def _sha256(text: str) -> str:
+    """Read an argparse option that is a SHA-256, in small letters."""
+    if re.fullmatch("[0-9a-fA-F]{64}", text) is None:
+        raise argparse.ArgumentTypeError(
+            f"{reprlib.repr(text)} is not a SHA-256, which has 64 digits from 0 to 9 and a to f"
+        )
+    return text.lower()
 
 
 def add_choosing(parser: argparse.ArgumentParser) -> None:
