@@ -655,6 +655,13 @@ def recitation_table(record: Mapping[str, Any]) -> str:
                     *(str(sum(one["exact"][str(n)] for one in theirs)) for n in COPIES),
                     "",
                 ],
+            }
+            if None not in with_words:
+                measures["memaudit: regurgitated, with the words"] = [
+                    *(_sum([counts[str(n)] for counts in with_words]) for n in COPIES),
+                    "",
+                ]
+            measures |= {
                 "ours: further than unseen text": [
                     *(
                         _sum([[of[str(n)]["num_above"], of[str(n)]["num_targets"]] for of in tests])
@@ -671,11 +678,6 @@ def recitation_table(record: Mapping[str, Any]) -> str:
                     for n in (*COPIES, 0)
                 ],
             }
-            if None not in with_words:
-                measures["memaudit: regurgitated, with the words"] = [
-                    *(_sum([counts[str(n)] for counts in with_words]) for n in COPIES),
-                    "",
-                ]
             rows += [[model, kind, name, *cells] for name, cells in measures.items()]
     columns = ["model", "canaries", "measure", *map(_copies, COPIES), "controls"]
     return markdown_table(columns, rows)
