@@ -11,8 +11,9 @@ a third of them 1, 4 and 16 times each, and 200 are controls; the seed decides w
 inserts them, as rows that begin with its words, and its manifest becomes our probe file. Both tools
 then audit the fine-tuned model, the start, and the model that was fine-tuned without canaries, by
 their commands, with the start as the reference. With random canaries and the first seed, they also
-audit a model that was trained for 4 epochs, which recites some of them, and the start with itself
-as the reference. Models that were not trained on the canaries are not asked for them.
+audit a model that was trained for 4 epochs, which recites some of them. memaudit also audits the
+start with itself as the reference, which our command refuses. Models that were not trained on the
+canaries are not asked for them.
 
 All scores are in the record; the headline of each tool was chosen beforehand. Each command has one
 thread, and its time is that of the processor. What is in the folder of `--runs` is not made again.
@@ -356,12 +357,15 @@ def audit_by_both(
     """Audit a model by both tools, with the files that :func:`plant` wrote into a folder.
 
     The reference of an adapter is the model that it was made for. If the passages are not asked
-    for, only likelihoods are compared.
+    for, only likelihoods are compared. Ours is left out if the model is its own reference, which
+    our command refuses.
     """
     out.mkdir(parents=True, exist_ok=True)
-    ours = _ours(model, reference, planted / "probe.jsonl", prefix_lengths, out, asks)
-    theirs = _theirs(python, model, reference, planted / "manifest.json", out, asks)
-    return {"ours": ours, "theirs": theirs}
+    made: dict[str, Any] = {}
+    if model != reference:
+        made["ours"] = _ours(model, reference, planted / "probe.jsonl", prefix_lengths, out, asks)
+    made["theirs"] = _theirs(python, model, reference, planted / "manifest.json", out, asks)
+    return made
 
 
 def ask_with_words(python: str, model: Path, planted: Path, out: Path) -> Any:
@@ -727,7 +731,9 @@ def _scores(audits: Sequence[Mapping[str, Any]], kind: str) -> Iterator[tuple[st
     of_model = [one["theirs"].get("without_reference") for one in audits]
     if None not in of_model:
         yield f"{_THEIRS}, Min-K%++", of_model
-    ours = [one["ours"]["attacks"] for one in audits]
+    ours = [one["ours"]["attacks"] for one in audits if "ours" in one]
+    if not ours:
+        return
     headline = HEADLINES[kind]
     for name in sorted(ours[0], key=lambda one: one != headline):
         label = f"ours, {name}" + (": the headline" if name == headline else "")

@@ -210,6 +210,39 @@ def test_a_reference_that_cannot_be_asked_is_refused_before_the_model_is_loaded(
             resolve(spec_of(folder, tmp_path / "out", **changes))
 
 
+def test_a_model_is_no_reference_of_itself(folder, tmp_path):
+    def resolved(model, reference, **changes):
+        spec = spec_of(folder, tmp_path / "out", model=str(model), reference=reference, **changes)
+        return resolve(spec).reference
+
+    (tmp_path / "link").symlink_to(folder / "base")
+    url = "http://localhost:1/v1"
+    of_server = {"server": ServerSpec(base_url=url), "tokenizer": str(folder / "base")}
+    refused = (
+        (folder / "base", str(folder / "base"), {}),
+        (folder / "base", str(tmp_path / "link"), {}),
+        (folder / "adapter", str(folder / "adapter"), {}),
+        ("org/model", "org/model", {}),
+        ("org/model", "org/model", {"model_args": {"revision": "main"}}),
+        ("m", "m", {**of_server, "reference_url": f"{url}/"}),
+    )
+    for model, reference, changes in refused:
+        with pytest.raises(ValueError, match="is the audited model itself, so that no passage"):
+            resolved(model, reference, **changes)
+    others = (
+        (folder / "adapter", str(folder / "base"), {}),
+        (folder / "base", str(folder / "base"), {"model_args": {"peft": str(folder / "adapter")}}),
+        (folder / "base", str(folder / "base"), {"model_args": {"load_in_4bit": True}}),
+        ("org/model", "org/before", {}),
+        ("org/model", "org/model", {"model_args": {"revision": "v2"}}),
+        ("m", "before", {**of_server, "reference_url": url}),
+        ("m", "m", {**of_server, "reference_url": "http://localhost:2/v1"}),
+        ("org/model", "org/model", of_server),
+    )
+    for model, reference, changes in others:
+        assert resolved(model, reference, **changes).name == reference
+
+
 def test_a_quantized_base_is_named_so(folder, tmp_path):
     spec = spec_of(folder, tmp_path / "out", reference="base", model_args={"load_in_4bit": True})
     plan = resolve(spec)

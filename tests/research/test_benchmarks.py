@@ -118,3 +118,32 @@ def test_the_table_of_two_tools_pools_the_seeds_of_the_record():
         "0.05 (0.03 to 0.06)",
     ]
     assert by_name["memaudit, Min-K%++ minus the reference's"][:2] == [once, measuring.share(6, 66)]
+
+
+def test_the_table_of_false_alarms_has_audits_that_only_one_tool_makes():
+    def found(number):
+        return {"found": {"1": [number, 34], "4": [0, 33], "16": [0, 33]}, "auc": 0.5}
+
+    named = {"kind": "random", "seed": 0}
+    theirs = {"attack": "base_calibrated_min_k_plus_plus", "without_reference": found(1)}
+    audits = [
+        {
+            **named,
+            "model": memaudit.CLEAN,
+            "ours": {"attacks": {"Loss": found(2)}},
+            "theirs": theirs | found(3),
+        },
+        {**named, "model": memaudit.START_ITSELF, "theirs": theirs | found(34)},
+    ]
+    table = memaudit.alarms_table({"audits": audits})
+    rows = [[cell.strip() for cell in line.split("|")[2:-1]] for line in table.splitlines()[2:]]
+    assert rows == [
+        [
+            "memaudit, Min-K%++ minus the reference's: the headline",
+            measuring.share(3, 100),
+            "",
+            measuring.share(34, 100),
+        ],
+        ["memaudit, Min-K%++", measuring.share(1, 100), "", measuring.share(1, 100)],
+        ["ours, Loss", measuring.share(2, 100), "", ""],
+    ]

@@ -16,6 +16,20 @@ if TYPE_CHECKING:
 
 # Initializations of LoRA that change the base itself, which PEFT restores only with its files.
 _CHANGING = ("pissa", "olora", "loftq", "corda", "eva")
+# Arguments by which a model is another one than its name says: its own name is then a reference.
+_OF_ANOTHER_MODEL = (
+    "peft",
+    "lora_local_path",
+    "delta",
+    "subfolder",
+    "gguf_file",
+    "load_in_4bit",
+    "load_in_8bit",
+    "quantization",
+    "quantization_config",
+    "gptqmodel",
+    "autogptq",
+)
 # Modules with a row for each token.
 _OF_TOKENS = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out")
 
@@ -42,7 +56,8 @@ def reference_of(spec: AuditSpec, model_name: str, model_args: dict[str, Any]) -
     """Resolve the reference of an audit, None without one.
 
     Raises:
-        ValueError: If an adapter cannot be switched off, or there is none.
+        ValueError: If an adapter cannot be switched off, or there is none; if the reference is the
+            audited model itself.
         FileNotFoundError: If the reference looks like a folder and there is none.
     """
     from tfidf_tune.tasks import MODEL_NAME, SERVER_NAME
@@ -52,6 +67,11 @@ def reference_of(spec: AuditSpec, model_name: str, model_args: dict[str, Any]) -
     if spec.reference == BASE:
         _require_switchable(spec, model_name, model_args)
         return Reference("base", str(model_args["pretrained"]), model_name, model_args)
+    if _is_model_itself(spec, spec.reference):
+        raise ValueError(
+            f"--reference {spec.reference} is the audited model itself, so that no passage would "
+            "differ: name the model before the training, or leave it out"
+        )
     if spec.reference_url is not None:
         # The same way of asking, but for the address and the name.
         of_server = {"model": spec.reference, "base_url": spec.reference_url}
@@ -72,6 +92,23 @@ def reference_of(spec: AuditSpec, model_name: str, model_args: dict[str, Any]) -
     if spec.tokenizer is not None:
         arguments["tokenizer"] = spec.tokenizer
     return Reference("model", name, MODEL_NAME, arguments)
+
+
+def _is_model_itself(spec: AuditSpec, reference: str) -> bool:
+    """Return whether a reference is what is audited, by its folder, hub id or server."""
+    if spec.server is not None:
+        if spec.reference_url is None:  # loaded here
+            return False
+        urls = {spec.reference_url.rstrip("/"), spec.server.base_url.rstrip("/")}
+        return len(urls) == 1 and reference == spec.model
+    if any(spec.model_args.get(name) for name in _OF_ANOTHER_MODEL):
+        return False
+    model_folder = Path(spec.model).expanduser()
+    reference_folder = Path(reference).expanduser()
+    if model_folder.is_dir() or reference_folder.is_dir():
+        return model_folder.resolve() == reference_folder.resolve()
+    # The reference is the main branch.
+    return reference == spec.model and spec.model_args.get("revision", "main") == "main"
 
 
 def _require_switchable(spec: AuditSpec, model_name: str, model_args: dict[str, Any]) -> None:
