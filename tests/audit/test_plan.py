@@ -1,5 +1,7 @@
 """How an audit reads text: as the run that wrote the model did."""
 
+import json
+
 import pytest
 
 from tfidf_tune.audit import AuditSpec
@@ -36,3 +38,20 @@ def test_what_a_document_is_follows_from_the_run_unless_it_is_named(dataset, exp
     assert read_by(checkpoint, sample_by="line") == "line"
     (tmp_path / "elsewhere").mkdir()
     assert read_by(tmp_path / "elsewhere") == "document"
+
+
+def test_the_base_of_an_adapter_is_of_the_revision_that_the_adapter_names(tmp_path):
+    named = {"base_model_name_or_path": "org/base", "revision": "v2"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(named))
+
+    def model_args(**changes):
+        passages = ProbeSpec(sources=("a.txt",))
+        spec = AuditSpec(
+            model=str(tmp_path), passages=passages, output_dir=tmp_path / "out", **changes
+        )
+        return resolve(spec).model_args
+
+    adapter = {"peft": str(tmp_path)}
+    assert model_args() == {**adapter, "pretrained": "org/base", "revision": "v2"}
+    assert model_args(model_args={"revision": "v3"})["revision"] == "v3"
+    assert model_args(base="org/other") == {**adapter, "pretrained": "org/other"}

@@ -226,10 +226,11 @@ def _model_arguments(spec: AuditSpec) -> dict[str, Any]:
     if (Path(model) / "adapter_config.json").is_file():
         from tfidf_tune.probe import adapter_base
 
-        names = {
-            "pretrained": str(spec.base or adapter_base(model, "name it by --base")[0]),
-            "peft": model,
-        }
+        names = {"pretrained": spec.base or "", "peft": model}
+        if spec.base is None:
+            names["pretrained"], revision = adapter_base(model, "name it by --base")
+            if revision is not None:
+                names["revision"] = revision
     elif spec.base is not None:
         raise ValueError(
             f"--base is for an adapter, and {model} has no adapter_config.json: leave out --base"
