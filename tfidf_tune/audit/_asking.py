@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tfidf_tune import _files
 from tfidf_tune.audit._choosing import Note
 from tfidf_tune.audit._measures import Bound, require_possible
+from tfidf_tune.audit._model_files import folder_of
 from tfidf_tune.audit._plan import Plan
 from tfidf_tune.audit._reference import Reference, described, switched_off, token_nlls
 from tfidf_tune.probe import Attack
@@ -134,6 +135,8 @@ def ask(
         "attacks": [asdict(attack) for attack in attacks],
         "prompt_obstacle": obstacle,
     }
+    if plan.reference is not None and plan.reference.kind == "model":
+        settings["reference_model"] = folder_of(plan.reference.model_args)
     # A folder for each time that the model is asked: older answers stay as they are.
     evaluated = (
         spec.folder / "evaluation" / datetime.now(timezone.utc).strftime("%Y-%m-%dT%H-%M-%S.%f")

@@ -13,6 +13,7 @@ from tfidf_tune.audit._choosing import Note, choose
 from tfidf_tune.audit._headline import headline_of_plan
 from tfidf_tune.audit._judging import judge
 from tfidf_tune.audit._measures import Bound, parse_bounds, require_possible
+from tfidf_tune.audit._model_files import with_commits
 from tfidf_tune.audit._plan import describe_requests, resolve
 from tfidf_tune.audit._record import discard_plan, inputs_of, write_plan, write_sums
 from tfidf_tune.audit._spec import AuditSpec, output_folder
@@ -92,6 +93,7 @@ def audit(
         if spec.server is not None or prices is not None:
             note(describe_requests(plan, passages, prices))
         require_limits_possible(plan, passages, bounds)
+        plan = with_commits(plan)
         planned, planned_as = write_plan(plan, passages, note)
         try:
             with ask(plan, server, passages, bounds, note) as evaluated:

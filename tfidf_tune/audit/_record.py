@@ -17,6 +17,7 @@ from tfidf_tune import _files
 from tfidf_tune._checks import differences
 from tfidf_tune.audit._choosing import DEFAULT_CONTROLS, Note
 from tfidf_tune.audit._headline import planned_headline
+from tfidf_tune.audit._model_files import ModelFiles, files_of
 from tfidf_tune.audit._plan import Plan
 from tfidf_tune.probe.positive_control import LEAST_SHARE_READ, MOST_P_VALUE
 from tfidf_tune.results.intervals import NUM_RESAMPLES, SEED
@@ -39,8 +40,6 @@ _OF_THE_CONNECTION = (
     "timeout",
     "max_retries",
 )
-# Arguments that name what is audited: a model, and an adapter.
-_MODELS = ("pretrained", "peft")
 _SECRET = re.compile("token$|key|secret|password", re.IGNORECASE)
 _PACKAGES = ("tfidf_tune", "torch", "transformers", "peft", "lm_eval", "numpy", "pandas")
 
@@ -131,6 +130,13 @@ def _planned(plan: Plan, passages: "Sequence[Passage]") -> dict[str, Any]:
     attacks = [asdict(attack) for attack in plan.affordable(len(passages))]
     for attack in attacks:
         attack["name"] = attack["name"] or "greedy"
+    model_files = files_of(plan.model_args)
+    reference_files = ModelFiles({}, {})
+    if plan.reference is not None:
+        reference_args = dict(plan.reference.model_args)
+        if plan.reference.kind == "base":
+            reference_args.pop("peft")  # which is switched off
+        reference_files = files_of(reference_args)
     content = {
         "schema_version": _PLAN_VERSION,
         "headline": {
@@ -142,12 +148,14 @@ def _planned(plan: Plan, passages: "Sequence[Passage]") -> dict[str, Any]:
             "name": spec.model,
             "backend": plan.model_name,
             "arguments": _deciding(plan.model_args),
-            "files": _hashes_of_models([plan.model_args.get(name) for name in _MODELS]),
+            "files": model_files.hashes,
+            "commits": model_files.commits,
         },
         "reference": {
             "name": spec.reference,
             "url": spec.reference_url,
-            "files": _hashes_of_models([] if plan.reference is None else [plan.reference.name]),
+            "files": reference_files.hashes,
+            "commits": reference_files.commits,
         },
         "tokenizer": plan.tokenizer,
         "passages": {
@@ -187,7 +195,7 @@ def _deciding(model_args: dict[str, Any]) -> dict[str, Any]:
 
 def inputs_of(planned: dict[str, Any]) -> dict[str, Any]:
     """Return the hashes of a plan that ``audit.json`` has: of the passages, of what they were
-    chosen from, and of the files of a model that is here.
+    chosen from, and of the files of the model.
     """
     hashes: dict[str, Any] = {"probe_file": planned["passages"]["sha256"]}
     recorded = planned["passages"]["chosen_from"] or {}
@@ -208,18 +216,6 @@ def _chosen_from(probe_file: Path, record: Path) -> dict[str, Any] | None:
         return None
     recorded: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
     return recorded
-
-
-def _hashes_of_models(names: Sequence[Any]) -> dict[str, str]:
-    """Return the SHA-256 of each file of those names that are folders."""
-    hashes = {}
-    for name in names:
-        if not isinstance(name, str) or not Path(name).is_dir():
-            continue
-        for file in sorted(Path(name).iterdir()):
-            if file.is_file():
-                hashes[str(file)] = _files.file_sha256(file)
-    return hashes
 
 
 def _versions() -> dict[str, str]:

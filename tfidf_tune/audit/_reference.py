@@ -108,7 +108,8 @@ def _is_model_itself(spec: AuditSpec, reference: str) -> bool:
     if model_folder.is_dir() or reference_folder.is_dir():
         return model_folder.resolve() == reference_folder.resolve()
     # The reference is the main branch.
-    return reference == spec.model and spec.model_args.get("revision", "main") == "main"
+    revision = spec.model_args.get("revision") or "main"
+    return reference == spec.model and revision == "main"
 
 
 def _require_switchable(spec: AuditSpec, model_name: str, model_args: dict[str, Any]) -> None:

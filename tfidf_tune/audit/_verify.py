@@ -16,6 +16,7 @@ from tfidf_tune._printing import counted
 from tfidf_tune.audit._headline import headline_of_plan
 from tfidf_tune.audit._judging import judge
 from tfidf_tune.audit._measures import Bound, parse_bounds
+from tfidf_tune.audit._model_files import find_file
 from tfidf_tune.audit._record import PLAN, PROBE_FILE, SUMS, others_in, read_sums
 from tfidf_tune.passages import read_probe_file
 from tfidf_tune.probe.sample_fields import POSITIVE_CONTROL
@@ -286,10 +287,12 @@ def _inputs(folder: Path, plan: dict[str, Any]) -> Iterator[Check]:
     for role in ("model", "reference"):
         hashes = plan[role]["files"]
         if hashes:
-            yield _hashed_files(f"weights of the {role}", hashes)
+            yield _hashed_files(f"weights of the {role}", hashes, plan[role]["commits"])
         elif plan[role]["name"]:
             yield Check(
-                f"weights of the {role}", "not checked", f"{plan[role]['name']} is not a folder"
+                f"weights of the {role}",
+                "not checked",
+                f"the plan has no hashes of {plan[role]['name']}",
             )
     chosen = plan["passages"]["chosen_from"]
     if chosen is None:
@@ -299,17 +302,19 @@ def _inputs(folder: Path, plan: dict[str, Any]) -> Iterator[Check]:
         return
     recorded = json.loads((folder / RECORD).read_text(encoding="utf-8"))
     yield _compared(f"{RECORD}, by the plan", differences(chosen, recorded))
-    yield _hashed_files("texts", chosen["texts"])
+    yield _hashed_files("texts", chosen["texts"], commits={})
     yield _chosen_again(folder, plan, chosen)
 
 
-def _hashed_files(what: str, hashes: dict[str, str]) -> Check:
+def _hashed_files(what: str, hashes: dict[str, str], commits: dict[str, str]) -> Check:
+    """Compare files with their hashes; ``commits`` are of repositories that they may be in."""
     changed = []
     missing = []
     for name, sha256 in hashes.items():
-        if not Path(name).is_file():
+        file = find_file(name, commits)
+        if file is None:
             missing.append(name)
-        elif _files.file_sha256(Path(name)) != sha256:
+        elif _files.file_sha256(file) != sha256:
             changed.append(f"{name} has other content")
     if missing and not changed:
         return Check(what, "not checked", f"not here: {_some(missing)}")
