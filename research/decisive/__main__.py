@@ -1,7 +1,7 @@
 """``python -m research.decisive PART``: one part of the registered experiment.
 
 The command makes the text, trains and evaluates, and writes a line for each evaluated checkpoint to
-research/results/decisive.jsonl. The same command continues after an interruption.
+research/results/decisive.jsonl, of development text to decisive_development.jsonl. The same command continues after an interruption.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from research.decisive import texts
 from research.decisive.records import record_of
 from research.decisive.texts import SMALL, SMOLLM2, Sizes, Texts, write_inputs
 from research.experiment import load_experiment
@@ -22,7 +23,7 @@ from tfidf_tune.training import milestone_name
 
 HERE = Path(__file__).parent
 INPUTS = Path("runs/decisive/inputs")
-RECORDS = Path("research/results/decisive.jsonl")
+RECORDS = Path("research/results")
 _SMOLLM2 = Path("runs/smollm2_inputs")
 _VOCABULARY = 1024
 
@@ -30,11 +31,14 @@ _VOCABULARY = 1024
 class Part(NamedTuple):
     """What is trained by one command."""
 
-    inputs: str
+    inputs: str  # a folder, of which the parts of the small models share one
     sizes: Sizes
+    text: texts.Part = "registered"
+    records: str = "decisive.jsonl"
 
 
 PARTS = {
+    "development": Part("development", SMALL, "development", "decisive_development.jsonl"),
     "small": Part("small", SMALL),
     "early": Part("small", SMALL),
     "middle": Part("small", SMALL),
@@ -60,12 +64,13 @@ def main(arguments: list[str]) -> None:
     part = PARTS[options.part]
     for seed in experiment.seeds:
         folder = INPUTS / part.inputs / f"seed{seed}"
-        write_inputs(_texts(part), _tokenizer(part), part.sizes, folder, "registered", seed)
+        write_inputs(_texts(part), _tokenizer(part), part.sizes, folder, part.text, seed)
     experiment_command([config, "--jobs", options.jobs, *options.overrides])
     for run in expand(experiment):
         for percent in run.evaluations:
             inputs = INPUTS / part.inputs / f"seed{run.seed}"
-            _keep(record_of(run.folder, milestone_name(percent), inputs))
+            record = record_of(run.folder, milestone_name(percent), inputs)
+            _keep(RECORDS / part.records, record)
 
 
 def _texts(part: Part) -> Texts:
@@ -96,18 +101,18 @@ def _tokenizer(part: Part) -> hf_tokenizer:
     return hf_tokenizer(str(folder))
 
 
-def _keep(record: dict[str, object]) -> None:
+def _keep(file: Path, record: dict[str, object]) -> None:
     """Add a record, in place of an earlier one of the same checkpoint."""
     named = ("model", "objective", "learning_rate", "seed", "checkpoint")
     kept = []
-    if RECORDS.is_file():
-        for line in RECORDS.read_text(encoding="utf-8").splitlines():
+    if file.is_file():
+        for line in file.read_text(encoding="utf-8").splitlines():
             other = json.loads(line)
             if any(other.get(name) != record.get(name) for name in named):
                 kept.append(line)
     kept.append(json.dumps(record))
-    with atomic_file(RECORDS) as file:
-        file.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+    with atomic_file(file) as made:
+        made.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
 
 
 if __name__ == "__main__":
