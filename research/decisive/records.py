@@ -32,15 +32,17 @@ def record_of(run: Path, checkpoint: str, inputs: Path) -> dict[str, Any]:
     targets = []
     controls = []
     for name, passage in passages.items():
-        values = {metric: means[metric][name] for metric in ("lms", "edit_distance")}
-        values["nll"] = means["passage_nll"][name]
-        values["verbatim"] = means["verbatim"][name]
-        values["ngrams"] = ngrams[name]
-        rounded = {metric: round(float(value), 4) for metric, value in values.items()}
+        values = {
+            "lms": float(means["lms"][name]),
+            "edit_distance": float(means["edit_distance"][name]),
+            "verbatim": float(means["verbatim"][name]),
+            "nll": float(means["passage_nll"][name]),
+            "ngrams": ngrams[name],
+        }
         if passage.kind == "target":
-            targets.append({"copies": passage.num_injections, "change": passage.source, **rounded})
+            targets.append({"copies": passage.num_injections, "change": passage.source, **values})
         else:
-            controls.append(rounded)
+            controls.append(values)
     results = _results(evaluation)
     membership = results["tfidf_membership"]
     aucs = {}
@@ -56,8 +58,8 @@ def record_of(run: Path, checkpoint: str, inputs: Path) -> dict[str, Any]:
         "frame_perplexity": results["tfidf_other_ppl"]["token_perplexity,none"],
         "auc": aucs,
         "auc_without_model": _auc_without_model([*passages.values()]),
-        "targets": targets,
-        "controls": controls,
+        "targets": _columns(targets),
+        "controls": _columns(controls),
     }
     # An adapter would need its base; the facts of such a run are not asked for.
     if (run / checkpoint / "config.json").is_file():
@@ -67,6 +69,28 @@ def record_of(run: Path, checkpoint: str, inputs: Path) -> dict[str, Any]:
     record["seconds"] = trained["seconds"]
     record["provenance"] = trained["provenance"]
     return record
+
+
+def read_records(file: Path) -> list[dict[str, Any]]:
+    """Read records, with their targets and controls as rows."""
+    records = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        for kind in ("targets", "controls"):
+            columns = record[kind]
+            rows = zip(*columns.values(), strict=True)
+            record[kind] = [dict(zip(columns, row, strict=True)) for row in rows]
+        records.append(record)
+    return records
+
+
+def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Turn rows into columns, with numbers of three digits after the point: a third of the size."""
+    columns: dict[str, list[Any]] = {name: [] for name in rows[0]}
+    for row in rows:
+        for name, value in row.items():
+            columns[name].append(round(value, 3) if isinstance(value, float) else value)
+    return columns
 
 
 def _results(evaluation: Path) -> dict[str, Any]:

@@ -175,3 +175,13 @@ def test_the_score_of_ngrams_and_the_stop_by_it():
     ]
     assert analysis.stopped_early(runs, 0.1)["checkpoint"] == "50"
     assert analysis.stopped_early(runs, 0.01)["checkpoint"] == "25"
+
+
+def test_records_are_kept_as_columns_and_read_as_rows(tmp_path):
+    rows = [{"copies": 64, "lms": 1.23456}, {"copies": 1, "lms": 2.0}]
+    file = tmp_path / "records.jsonl"
+    line = {"targets": records._columns(rows), "controls": {"lms": [0.5]}}
+    file.write_text(json.dumps(line) + "\n")
+    (read,) = records.read_records(file)
+    assert read["targets"] == [{"copies": 64, "lms": 1.235}, {"copies": 1, "lms": 2.0}]
+    assert read["controls"] == [{"lms": 0.5}]
