@@ -27,6 +27,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from measuring import markdown_table
 
+from research.decisive.analysis import Choice, above_chance, differs, is_exact
+from research.decisive.records import read_records
 from research.frontier import Frontiers, trace_frontiers
 from research.frontier_report import frontier_drawing
 from research.seeds import over_seeds
@@ -40,7 +42,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "results.md"
 RESULTS = Path(__file__).parents[1] / "results"
 ALL_TABLES = RESULTS / "README.md"
 # Pages, and where the records of their tables are.
-PAGES = {PAGE: RESULTS, ALL_TABLES: RESULTS} | {
+PAGES = {PAGE: RESULTS, ALL_TABLES: RESULTS, RESULTS / "decisive.md": RESULTS} | {
     page: Path(__file__).parent / "results"
     for page in (
         RESULTS / "smollm2.md",
@@ -506,6 +508,28 @@ def _cell(value: Any) -> str:
     return f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
+def _development(file: Path) -> str:
+    """Lay out the arms on development text, of the registered experiment."""
+    columns: _Columns = {
+        "arm": lambda row: row["objective"],
+        "perplexity": lambda row: f"{row['perplexity']:.2f}",
+        "of the frame": lambda row: f"{row['frame_perplexity']:.1f}",
+        "facts known": lambda row: f"{row['facts_known']:.0%}",
+        "recited above chance, copies that differ": lambda row: _recited(row, differs),
+        "exact copies": lambda row: _recited(row, is_exact),
+        "64 exact copies": lambda row: _recited(
+            row, lambda one: one["change"] == "exact" and one["copies"] == 64
+        ),
+        "AUC of the loss": lambda row: f"{row['auc']['loss']:.2f}",
+        "without the model": lambda row: f"{row['auc_without_model'][0]:.2f}",
+    }
+    return _table(read_records(file), columns)
+
+
+def _recited(record: Mapping[str, Any], choice: Choice) -> str:
+    return f"{round(above_chance(record, choice), 1) + 0.0:.1f}"  # no minus before 0
+
+
 _TABLES: dict[str, Callable[[Path], str]] = {
     "provenance": _provenance,
     "summary": _summary,
@@ -532,6 +556,7 @@ _TABLES: dict[str, Callable[[Path], str]] = {
     "recited_by_both": _of_script("memaudit", "recitation_table"),
     "alarms": _of_script("memaudit", "alarms_table"),
     "costs": _of_script("memaudit", "costs_table"),
+    "development": _development,
 }
 
 

@@ -201,8 +201,13 @@ def main() -> None:
     parser.add_argument(
         "overrides", nargs="*", help=f"of {EXPERIMENT.name}, for example seeds=[0,1]"
     )
+    parser.add_argument(
+        "--prepare", action="store_true", help="only download and convert the model and the text"
+    )
     options = parser.parse_args()
     prepare()
+    if options.prepare:
+        return
     experiment = load_experiment(str(EXPERIMENT), options.overrides)
     experiment_command([str(EXPERIMENT), "--jobs", "2", *options.overrides])
     load_average = os.getloadavg()[2]  # of the last 15 minutes

@@ -19,6 +19,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from research.seeds import SeedEstimate, over_seeds
+from tfidf_tune.results.intervals import holm
 
 Record = Mapping[str, Any]
 Choice = Callable[[Mapping[str, Any]], bool]
@@ -105,6 +106,58 @@ def cost(records: Sequence[Record], ours: str, theirs: str) -> SeedEstimate:
             lowest.append(points[-1].perplexity)
         ratios.append(math.log(lowest[0] / lowest[1]))
     return over_seeds(ratios)
+
+
+def difference(records: Sequence[Record], ours: str, theirs: str, measure: str) -> SeedEstimate:
+    """Compare a measure of whole runs, such as the share of facts that are known, at the learning
+    rate of the lowest perplexity of each arm: ours minus theirs, over seeds.
+    """
+    differences = []
+    for seed in sorted({record["seed"] for record in records}):
+        values = []
+        for arm in (ours, theirs):
+            own = [one for one in records if one["objective"] == arm and one["seed"] == seed]
+            best = min(own, key=lambda record: record["perplexity"])
+            values.append(best[measure])
+        differences.append(values[0] - values[1])
+    return over_seeds(differences)
+
+
+_CHOICES: dict[str, Choice] = {"differ": differs, "exact": is_exact}
+
+
+def registered(records: Sequence[Record], registration: Mapping[str, Any]) -> dict[str, Any]:
+    """Compute what was registered, from the records of one part.
+
+    Returns:
+        ``primary``: an estimate. ``secondary``: pairs of a comparison and its estimate, with
+        p-values after Holm's correction. ``non_inferiority``: by the other arm, the estimated
+        logarithm of the ratio of perplexities, and whether it lies below the margin.
+    """
+    named = registration["primary"]
+    primary = contrast(records, named["ours"], named["theirs"], differs)
+    secondary = []
+    for comparison in registration["secondary"]:
+        arms = (comparison["ours"], comparison["theirs"])
+        if comparison["what"] == "facts":
+            estimate = difference(records, *arms, "facts_known")
+        else:
+            estimate = contrast(records, *arms, _CHOICES[comparison["what"]])
+        secondary.append((comparison, estimate))
+    corrected = holm([estimate.p_value for _, estimate in secondary])
+    rule = registration["non_inferiority"]
+    costs = {}
+    for other in rule["theirs"]:
+        estimate = cost(records, rule["ours"], other)
+        costs[other] = (estimate, estimate.high < math.log1p(rule["margin"]))
+    return {
+        "primary": primary,
+        "secondary": [
+            (comparison, estimate._replace(p_value=float(p_value)))
+            for (comparison, estimate), p_value in zip(secondary, corrected, strict=True)
+        ],
+        "non_inferiority": costs,
+    }
 
 
 def stopped_early(checkpoints: Sequence[Record], most_ngrams: float) -> Record:

@@ -6,13 +6,17 @@ import math
 import random
 import tarfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from research.decisive import analysis, records
 from research.decisive.texts import SMALL, Change, Texts, write_inputs
+from research.experiment import load_experiment
 from tfidf_tune.passages.probe_file import read_probe_file
 
+REGISTRATION = Path(analysis.__file__).parents[1] / "decisive.yaml"
 WORDS = [first + second for first in "bcdfghklmn" for second in ("ale", "ing", "out", "ure", "ast")]
 
 
@@ -156,6 +160,34 @@ def test_arms_are_compared_at_the_lowest_perplexity_that_both_reach():
     assert found.low < found.mean < found.high
     assert analysis.contrast(runs, "A", "A", analysis.differs).mean == 0
     assert analysis.cost(runs, "A", "B").mean == pytest.approx(math.log(16 / 18))
+
+
+def test_what_is_registered_is_computed_from_records_of_all_arms():
+    registration = OmegaConf.to_container(OmegaConf.load(REGISTRATION))
+    arms = set()
+    for comparison in registration["secondary"]:
+        arms |= {comparison["ours"], comparison["theirs"]}
+    experiment = load_experiment(str(REGISTRATION.with_name("decisive") / "small.yaml"))
+    assert arms | {registration["primary"]["theirs"]} <= set(experiment.objectives)
+    runs = []
+    for seed in range(3):
+        for place, arm in enumerate(experiment.objectives):
+            one = record(arm, seed, 0.001, 20.0 + 0.01 * seed * place, place + 0.1 * seed * place)
+            runs.append(one | {"facts_known": 0.1 * place})
+    found = analysis.registered(runs, registration)
+    places = {arm: place for place, arm in enumerate(experiment.objectives)}
+    primary = places["Repetition"] - places["CE MinHash best"]
+    assert found["primary"].mean == pytest.approx(1.1 * primary)
+    for comparison, estimate in found["secondary"]:
+        expected = places[comparison["ours"]] - places[comparison["theirs"]]
+        factor = {"differ": 1.1, "exact": 0.0, "facts": 0.1}[comparison["what"]]
+        assert estimate.mean == pytest.approx(factor * expected)
+        assert estimate.p_value <= 1
+    # Three seeds, of which the largest ratio is 1 + 0.02 * 0.06 / 20.
+    for _, is_below in found["non_inferiority"].values():
+        assert is_below
+    strict = registration | {"non_inferiority": registration["non_inferiority"] | {"margin": 0.0}}
+    assert not analysis.registered(runs, strict)["non_inferiority"]["CE"][1]
 
 
 def test_a_curve_is_read_at_its_ends_beyond_them():
