@@ -163,9 +163,10 @@ def test_without_likelihoods_nothing_decides():
 
 @pytest.fixture(scope="module")
 def folder(tiny_checkpoint, tmp_path_factory):
-    """A model, and probe files: natural text, random tokens, and both."""
+    """A model, one before it, and probe files: natural text, random tokens, and both."""
     folder = tmp_path_factory.mktemp("headline")
-    shutil.copytree(tiny_checkpoint, folder / "model")
+    for name in ("model", "before"):
+        shutil.copytree(tiny_checkpoint, folder / name)
     tokenizer = hf_tokenizer(str(folder / "model"))
     rng = np.random.default_rng(0)
     natural = []
@@ -210,7 +211,7 @@ def spec_of(folder, passages, **changes):
 def test_the_plan_follows_from_the_probe_file_the_model_and_the_reference(
     folder, passages, is_served, has_reference, expected
 ):
-    changes = {"reference": str(folder / "model")} if has_reference else {}
+    changes = {"reference": str(folder / "before")} if has_reference else {}
     if is_served:
         server = ServerSpec(base_url="http://localhost:1/v1")
         changes |= {"server": server, "tokenizer": str(folder / "model"), "model": "served"}

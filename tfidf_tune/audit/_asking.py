@@ -262,16 +262,13 @@ def _require_comparable(
             "reference would recite less for that alone. Serve it without, or give "
             "--accept-unproven"
         )
-    is_same_address = reference_server.base_url == server.base_url
-    is_same_model = reference_server.model == server.model
-    answered_as = reference_server.answered_as
     # llama.cpp answers for each name by the model that it has.
-    if answered_as is not None and answered_as == server.answered_as:
-        is_same_model = True
-    if is_same_address and is_same_model:
+    is_same_address = reference_server.base_url == server.base_url
+    answered_as = reference_server.answered_as
+    if is_same_address and answered_as is not None and answered_as == server.answered_as:
         raise ValueError(
             f"{server.base_url} answers for {server.model} and for the reference "
-            f"{reference_server.model} by one model ({answered_as or server.model}): serve the "
+            f"{reference_server.model} by one model ({answered_as}): serve the "
             "model before training at another address, and name that by --reference-url"
         )
 
