@@ -8,16 +8,16 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from research.decisive import texts
 from research.decisive.records import record_of
 from research.decisive.texts import SMALL, SMOLLM2, Sizes, Texts, write_inputs
-from research.experiment import load_experiment
-from research.experiment.__main__ import main as experiment_command
+from research.experiment import Experiment, load_experiment, run_experiment
 from research.experiment._expand import expand
-from tfidf_tune._files import atomic_file, atomic_folder
+from tfidf_tune._files import atomic_folder, digest
 from tfidf_tune.data import hf_tokenizer, train_embedded_tokenizer
 from tfidf_tune.training import milestone_name
 
@@ -54,23 +54,69 @@ def main(arguments: list[str]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("part", choices=[*PARTS])
-    parser.add_argument("--jobs", default="2", help="runs at once; default: %(default)s")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at once; default: %(default)s")
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="of the part's file, such as seeds=[0]"
     )
     options = parser.parse_intermixed_args(arguments)
-    config = str(HERE / f"{options.part}.yaml")
-    experiment = load_experiment(config, options.overrides)
+    experiment = load_experiment(str(HERE / f"{options.part}.yaml"), options.overrides)
     part = PARTS[options.part]
     for seed in experiment.seeds:
         folder = INPUTS / part.inputs / f"seed{seed}"
         write_inputs(_texts(part), _tokenizer(part), part.sizes, folder, part.text, seed)
-    experiment_command([config, "--jobs", options.jobs, *options.overrides])
+    # A seed after the other, so that a machine that is lost takes at most one seed's runs with it.
+    for seed in experiment.seeds:
+        of_seed = experiment.model_copy(update={"seeds": [seed]})
+        missing = _missing(of_seed, part)
+        if not missing:
+            continue
+        objectives = {name: one for name, one in experiment.objectives.items() if name in missing}
+        left = of_seed.model_copy(update={"objectives": objectives})
+        failures = run_experiment(left, jobs=options.jobs)
+        _missing(of_seed, part)
+        if failures:
+            sys.exit(f"error: {len(failures)} cells failed; the same command tries them again")
+
+
+def _missing(experiment: Experiment, part: Part) -> set[str]:
+    """Keep the records of all checkpoints that are evaluated; return the objectives that have
+    others.
+
+    Raises:
+        ValueError: If a record is of a run with other settings.
+    """
+    file = RECORDS / part.records
+    recorded = {}
+    if file.is_file():
+        for line in file.read_text(encoding="utf-8").splitlines():
+            record = json.loads(line)
+            recorded[_name_of(record)] = record["settings"]
+    missing = set()
     for run in expand(experiment):
+        settings = digest(run.settings)
         for percent in run.evaluations:
+            checkpoint = milestone_name(percent)
+            name = (run.model, run.objective, run.learning_rate, run.seed, checkpoint)
+            if recorded.get(name, settings) != settings:
+                raise ValueError(
+                    f"{file} has {run.title}, {checkpoint}, with other settings: remove that line, "
+                    "or restore the settings"
+                )
+            if name in recorded:
+                continue
+            if not run.is_done(percent):
+                missing.add(run.objective)
+                continue
             inputs = INPUTS / part.inputs / f"seed{run.seed}"
-            record = record_of(run.folder, milestone_name(percent), inputs)
-            _keep(RECORDS / part.records, record)
+            record = record_of(run.folder, checkpoint, inputs) | {"settings": settings}
+            with file.open("a", encoding="utf-8") as records:
+                records.write(json.dumps(record) + "\n")
+    return missing
+
+
+def _name_of(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    names = ("model", "objective", "learning_rate", "seed", "checkpoint")
+    return tuple(record.get(name) for name in names)
 
 
 def _texts(part: Part) -> Texts:
@@ -99,20 +145,6 @@ def _tokenizer(part: Part) -> hf_tokenizer:
         with atomic_folder(folder) as made:
             train_embedded_tokenizer(made, vocab_size=_VOCABULARY)
     return hf_tokenizer(str(folder))
-
-
-def _keep(file: Path, record: dict[str, object]) -> None:
-    """Add a record, in place of an earlier one of the same checkpoint."""
-    named = ("model", "objective", "learning_rate", "seed", "checkpoint")
-    kept = []
-    if file.is_file():
-        for line in file.read_text(encoding="utf-8").splitlines():
-            other = json.loads(line)
-            if any(other.get(name) != record.get(name) for name in named):
-                kept.append(line)
-    kept.append(json.dumps(record))
-    with atomic_file(file) as made:
-        made.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from tfidf_tune.results.intervals import holm
 
 Record = Mapping[str, Any]
 Choice = Callable[[Mapping[str, Any]], bool]
+LAST_CHECKPOINT = "checkpoint_100pct"
 LEAST_COPIES = 4
 """Targets with fewer copies are hardly recited by any arm, and are reported by themselves."""
 
@@ -127,7 +128,7 @@ _CHOICES: dict[str, Choice] = {"differ": differs, "exact": is_exact}
 
 
 def registered(records: Sequence[Record], registration: Mapping[str, Any]) -> dict[str, Any]:
-    """Compute what was registered, from the records of one part.
+    """Compute what was registered, from the records of its model at the end of training.
 
     Returns:
         ``primary``: an estimate. ``secondary``: pairs of a comparison and its estimate, with
@@ -135,6 +136,11 @@ def registered(records: Sequence[Record], registration: Mapping[str, Any]) -> di
         logarithm of the ratio of perplexities, and whether it lies below the margin.
     """
     named = registration["primary"]
+    records = [
+        record
+        for record in records
+        if record["model"] == named["model"] and record["checkpoint"] == LAST_CHECKPOINT
+    ]
     primary = contrast(records, named["ours"], named["theirs"], differs)
     secondary = []
     for comparison in registration["secondary"]:

@@ -128,6 +128,8 @@ def test_questions_follow_the_records_and_begin_with_the_right_answer(inputs):
 
 def record(objective, seed, rate, perplexity, recited):
     return {
+        "model": "Llama 0.65M",
+        "checkpoint": "checkpoint_100pct",
         "objective": objective,
         "seed": seed,
         "learning_rate": rate,
@@ -174,6 +176,9 @@ def test_what_is_registered_is_computed_from_records_of_all_arms():
         for place, arm in enumerate(experiment.objectives):
             one = record(arm, seed, 0.001, 20.0 + 0.01 * seed * place, place + 0.1 * seed * place)
             runs.append(one | {"facts_known": 0.1 * place})
+            # Neither a moment before the end nor another model counts.
+            runs.append(one | {"checkpoint": "checkpoint_20pct", "perplexity": 1.0})
+            runs.append(one | {"model": "Llama 10M", "perplexity": 1.0})
     found = analysis.registered(runs, registration)
     places = {arm: place for place, arm in enumerate(experiment.objectives)}
     primary = places["Repetition"] - places["CE MinHash best"]
