@@ -138,8 +138,10 @@ def test_the_false_alarm_rate_of_an_auc_is_that_of_draws():
 
 
 def test_a_model_that_predicts_worse_than_chance_shows_nothing():
-    def state(nll):
+    def state(nll, random_kind=None):
         rows = [(0, "vocab_size", "model", "", math.nan, 1000.0, 1.0)]
+        if random_kind is not None:
+            rows.append((0, "is_random", random_kind, "c0", math.nan, 1.0, 1.0))
         for number in range(10):
             unit = f"c{number}"
             values = {"nll_with_copy": nll - 1, "nll_without_copy": nll, "unigram_nll": 5.0}
@@ -162,3 +164,6 @@ def test_a_model_that_predicts_worse_than_chance_shows_nothing():
         "its NLL of unseen text is 7.01 nats a token, and 6.91 if all tokens were equally probable"
         in problem
     )
+    # Tokens drawn at random are less probable than that under every model that knows text.
+    assert state(math.log(1000) + 0.1, random_kind="control") == ("shown", "")
+    assert state(math.log(1000) + 0.1, random_kind="target")[0] == "not shown"

@@ -280,10 +280,13 @@ def _why_below_chance(made: PositiveControl, scores: pd.DataFrame, checkpoint: i
     copies what it is shown.
     """
     reading = made.likelihoods
-    sizes = scores.loc[
-        (scores["checkpoint"] == checkpoint) & (scores["metric"] == "vocab_size"), "value"
-    ]
+    own = scores[scores["checkpoint"] == checkpoint]
+    sizes = own.loc[own["metric"] == "vocab_size", "value"]
     if reading is None or sizes.empty:
+        return ""
+    # Tokens that were drawn at random are less probable than that under every model that knows
+    # text.
+    if ((own["metric"] == "is_random") & (own["kind"] == "control")).any():
         return ""
     chance = math.log(sizes.max())
     if not reading.without_copy > chance:  # NaN: not measured
