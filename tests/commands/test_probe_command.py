@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 from unittest.mock import Mock
 
 import peft
@@ -237,7 +238,8 @@ def test_an_adapter_is_evaluated_on_its_base(probe_file, tiny_checkpoint, tmp_pa
         "--tokenizer",
         str(tiny_checkpoint),
     ]
-    for base, expected in (((), str(tiny_checkpoint)), (("--base", "some/base"), "some/base")):
+    other = str(shutil.copytree(tiny_checkpoint, tmp_path / "other"))
+    for base, expected in (((), str(tiny_checkpoint)), (("--base", other), other)):
         with pytest.raises(KeyboardInterrupt):
             main([*arguments, *base])
         expected_args = {
