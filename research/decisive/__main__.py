@@ -1,12 +1,12 @@
 """``python -m research.decisive PART``: one part of the registered experiment.
 
 The command makes the text, trains and evaluates, and writes a line for each evaluated checkpoint to
-research/results/decisive.jsonl, of development text to decisive_development.jsonl. The same command continues after an interruption.
+research/results/decisive.jsonl, of development text to decisive_development.jsonl. The same command
+continues after an interruption.
 """
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from research.decisive import texts
 from research.decisive.records import record_of
 from research.decisive.texts import SMALL, SMOLLM2, Sizes, Texts, write_inputs
+from research.downloads import download
 from research.experiment import Experiment, load_experiment, run_experiment
 from research.experiment._expand import expand
 from tfidf_tune._files import atomic_folder, digest
@@ -25,6 +26,7 @@ HERE = Path(__file__).parent
 INPUTS = Path("runs/decisive/inputs")
 RECORDS = Path("research/results")
 _SMOLLM2 = Path("runs/smollm2_inputs")
+_DJANGO = "django-*.tar.gz"
 _VOCABULARY = 1024
 
 
@@ -61,24 +63,26 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_intermixed_args(arguments)
     experiment = load_experiment(str(HERE / f"{options.part}.yaml"), options.overrides)
     part = PARTS[options.part]
+    archives = _texts(part)
+    tokenizer = _tokenizer(part)
     for seed in experiment.seeds:
         folder = INPUTS / part.inputs / f"seed{seed}"
-        write_inputs(_texts(part), _tokenizer(part), part.sizes, folder, part.text, seed)
+        write_inputs(archives, tokenizer, part.sizes, folder, part.text, seed)
     # A seed after the other, so that a machine that is lost takes at most one seed's runs with it.
     for seed in experiment.seeds:
         of_seed = experiment.model_copy(update={"seeds": [seed]})
-        missing = _missing(of_seed, part)
+        missing = _keep_records(of_seed, part)
         if not missing:
             continue
         objectives = {name: one for name, one in experiment.objectives.items() if name in missing}
         left = of_seed.model_copy(update={"objectives": objectives})
         failures = run_experiment(left, jobs=options.jobs)
-        _missing(of_seed, part)
+        _keep_records(of_seed, part)
         if failures:
             sys.exit(f"error: {len(failures)} cells failed; the same command tries them again")
 
 
-def _missing(experiment: Experiment, part: Part) -> set[str]:
+def _keep_records(experiment: Experiment, part: Part) -> set[str]:
     """Keep the records of all checkpoints that are evaluated; return the objectives that have
     others.
 
@@ -121,19 +125,12 @@ def _name_of(record: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _texts(part: Part) -> Texts:
     """Return the archives, downloaded if they are not there; pip checks their hashes."""
-    django = _archive(INPUTS, "django-*.tar.gz", HERE / "requirements.txt")
+    if not any(INPUTS.glob(_DJANGO)):
+        download(HERE / "requirements.txt", INPUTS)
+    django = next(INPUTS.glob(_DJANGO))
     if part.inputs != "smollm2":
         return Texts(django)
     return Texts(django, next(_SMOLLM2.glob("openai_agents-*.tar.gz")))
-
-
-def _archive(folder: Path, pattern: str, requirements: Path) -> Path:
-    if not any(folder.glob(pattern)):
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-        command += ["--disable-pip-version-check", "--require-hashes"]
-        command += ["--requirement", str(requirements), "--dest", str(folder)]
-        subprocess.run(command, check=True)
-    return next(folder.glob(pattern))
 
 
 def _tokenizer(part: Part) -> hf_tokenizer:

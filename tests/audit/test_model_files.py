@@ -166,3 +166,13 @@ def test_a_revision_is_honoured_and_a_model_without_weights_has_no_hashes(
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", incomplete)
     assert files() == expected
+
+
+def test_files_of_the_base_are_hashed_once_for_model_and_reference(tmp_path, monkeypatch):
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_text(name)
+    model_args = {"pretrained": str(tmp_path)}
+    first = files_of(model_args)
+    assert len(first.hashes) == 2
+    monkeypatch.delattr("tfidf_tune._files.file_sha256")
+    assert files_of(model_args, known=first.hashes) == first

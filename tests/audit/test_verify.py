@@ -177,10 +177,10 @@ def test_texts_and_weights_of_another_content_are_found(audited, copy, tmp_path)
 def test_what_is_put_beside_the_files_of_an_audit_is_found(copy, name):
     (copy / name).parent.mkdir(exist_ok=True)
     (copy / name).write_text("of somebody else")
-    assert states(copy)["nothing beside them"] == "changed"
+    assert states(copy)["no other files in the folder"] == "changed"
     (copy / name).unlink()
     (copy / name).symlink_to(copy / "report" / "index.html")
-    assert states(copy)["nothing beside them"] == "changed"
+    assert states(copy)["no other files in the folder"] == "changed"
 
 
 def test_a_shorter_list_of_hashes_or_one_of_other_folders_is_found(copy):

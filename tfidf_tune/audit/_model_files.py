@@ -55,12 +55,17 @@ def with_commits(plan: Plan) -> Plan:
     return replace(plan, model_args=model_args, reference=reference)
 
 
-def files_of(model_args: Mapping[str, Any]) -> ModelFiles:
-    """Hash the files of a model, and of its adapter, by the arguments of the harness's model."""
+def files_of(model_args: Mapping[str, Any], known: Mapping[str, str] | None = None) -> ModelFiles:
+    """Hash the files of a model, and of its adapter, by the arguments of the harness's model.
+
+    The hashes of files that are ``known`` already are taken from there: an adapter and its
+    reference share the files of the base, which may be large.
+    """
     from tfidf_tune.probe.loading import on_base_model
 
     hashes: dict[str, str] = {}
     commits: dict[str, str] = {}
+    known = known or {}
     if model_args.get("subfolder"):  # what is loaded is not at the top of the folder
         return ModelFiles(hashes, commits)
     arguments = on_base_model(model_args)
@@ -72,11 +77,12 @@ def files_of(model_args: Mapping[str, Any]) -> ModelFiles:
             commits[name] = snapshot.name
             is_complete = is_complete and bool(files)
             for file in files:
-                hashes[f"{name}/{file.name}"] = _files.file_sha256(file)
+                named = f"{name}/{file.name}"
+                hashes[named] = known.get(named) or _files.file_sha256(file)
         elif name and Path(name).is_dir():
             for file in sorted(Path(name).iterdir()):
                 if file.is_file():
-                    hashes[str(file)] = _files.file_sha256(file)
+                    hashes[str(file)] = known.get(str(file)) or _files.file_sha256(file)
     # The hashes of a config alone would say nothing about the model.
     return ModelFiles(hashes if is_complete else {}, commits)
 

@@ -136,7 +136,7 @@ def _planned(plan: Plan, passages: "Sequence[Passage]") -> dict[str, Any]:
         reference_args = dict(plan.reference.model_args)
         if plan.reference.kind == "base":
             reference_args.pop("peft")  # which is switched off
-        reference_files = files_of(reference_args)
+        reference_files = files_of(reference_args, known=model_files.hashes)
     content = {
         "schema_version": _PLAN_VERSION,
         "headline": {

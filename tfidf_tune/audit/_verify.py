@@ -122,7 +122,7 @@ def _files_of(folder: Path, sums: dict[str, str]) -> Iterator[Check]:
     yield _compared(f"{counted(len(sums), 'file')} of the audit", changed)
     added = others_in(folder, sums)
     if added:
-        yield Check("nothing beside them", "changed", _some(added))
+        yield Check("no other files in the folder", "changed", _some(added))
 
 
 def _plan(folder: Path, plan: dict[str, Any], summary: dict[str, Any]) -> Iterator[Check]:
