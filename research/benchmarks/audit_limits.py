@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import yaml
-from measuring import add_output, finish, markdown_table, share, write_texts
+from measuring import add_output, finish, markdown_table, share
 
+from research.files import write_texts
 from tfidf_tune._printing import say
 from tfidf_tune.audit import AuditSpec, audit, audit_report, parse_bounds
 from tfidf_tune.data import embedded_documents, hf_tokenizer

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measuring import add_output, finish, markdown_table, run_audit, share, write_texts
+from measuring import add_output, finish, markdown_table, run_audit, share
 
 from research.experiment.__main__ import main as experiment_command
+from research.files import write_texts
 from tfidf_tune.passages import read_probe_file
 
 _EXPERIMENT = Path(__file__).with_name("audit_trust.yaml")

@@ -15,8 +15,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from measuring import add_output, finish, markdown_table, write_texts
+from measuring import add_output, finish, markdown_table
 
+from research.files import write_texts
 from tfidf_tune.corpus.repeated_text import DIFFERING, TUNED, USUAL, find_repeated_text
 from tfidf_tune.data import embedded_documents
 

@@ -17,8 +17,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from measuring import add_output, finish, markdown_table, write_texts
+from measuring import add_output, finish, markdown_table
 
+from research.files import write_texts
 from tfidf_tune.corpus.deduplication import COST_OF_MISSED, Deduplication
 from tfidf_tune.corpus.file_deduplication import cluster_numbers_of_file, find_copies
 from tfidf_tune.corpus.holdout import is_held_out, text_hash

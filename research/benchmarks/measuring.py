@@ -236,11 +236,6 @@ def run_audit(*arguments: str) -> dict[str, Any]:
     return made
 
 
-def write_texts(file: Path, texts: Iterable[str]) -> None:
-    """Write texts as JSON lines, as audits read them."""
-    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-
-
 def share(found: int, number: int, decimals: int = 0) -> str:
     """Lay out a number of a number with the 95 % interval of Clopper and Pearson: "3 of 96 (1 to 9
     %)".

@@ -38,11 +38,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from measuring import add_output, finish, markdown_table, share, write_texts
+from measuring import add_output, finish, markdown_table, share
 from peft import LoraConfig, get_peft_model
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from research.files import write_texts
 from tfidf_tune._files import atomic_folder
 from tfidf_tune._printing import say
 from tfidf_tune._tokenizer import encode_texts

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import smollm2
 import torch
-from measuring import finish, write_texts
+from measuring import finish
 from memaudit import (
     FINE_TUNED,
     PACKAGES,
@@ -31,6 +31,8 @@ from memaudit import (
     train,
 )
 from peft import LoraConfig
+
+from research.files import write_texts
 
 _KIND = "random"
 _SEED = 0

@@ -27,9 +27,9 @@ from measuring import finish, tabulate
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from research.downloads import download
 from research.experiment import Experiment, load_experiment
 from research.experiment.__main__ import main as experiment_command
+from research.files import download
 from tfidf_tune._files import atomic_folder
 from tfidf_tune.commands.compare import main as compare_command
 from tfidf_tune.tasks import evaluate

@@ -8,44 +8,24 @@ continues after an interruption.
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from research.decisive import texts
+from research.decisive import natural
+from research.decisive.parts import HERE, INPUTS, PARTS, RECORDS, Part
 from research.decisive.records import record_of
-from research.decisive.texts import SMALL, SMOLLM2, Sizes, Texts, write_inputs
-from research.downloads import download
+from research.decisive.texts import Texts, write_inputs
 from research.experiment import Experiment, load_experiment, run_experiment
 from research.experiment._expand import expand
+from research.files import download
 from tfidf_tune._files import atomic_folder, digest
 from tfidf_tune.data import hf_tokenizer, train_embedded_tokenizer
 from tfidf_tune.training import milestone_name
 
-HERE = Path(__file__).parent
-INPUTS = Path("runs/decisive/inputs")
-RECORDS = Path("research/results")
 _SMOLLM2 = Path("runs/smollm2_inputs")
 _DJANGO = "django-*.tar.gz"
 _VOCABULARY = 1024
-
-
-class Part(NamedTuple):
-    """What is trained by one command."""
-
-    inputs: str  # a folder, of which the parts of the small models share one
-    sizes: Sizes
-    text: texts.Part = "registered"
-    records: str = "decisive.jsonl"
-
-
-PARTS = {
-    "development": Part("development", SMALL, "development", "decisive_development.jsonl"),
-    "small": Part("small", SMALL),
-    "early": Part("small", SMALL),
-    "middle": Part("small", SMALL),
-    "smollm2": Part("smollm2", SMOLLM2),
-}
 
 
 def main(arguments: list[str]) -> None:
@@ -63,11 +43,7 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_intermixed_args(arguments)
     experiment = load_experiment(str(HERE / f"{options.part}.yaml"), options.overrides)
     part = PARTS[options.part]
-    archives = _texts(part)
-    tokenizer = _tokenizer(part)
-    for seed in experiment.seeds:
-        folder = INPUTS / part.inputs / f"seed{seed}"
-        write_inputs(archives, tokenizer, part.sizes, folder, part.text, seed)
+    _write_texts(part, experiment.seeds)
     # A seed after the other, so that a machine that is lost takes at most one seed's runs with it.
     for seed in experiment.seeds:
         of_seed = experiment.model_copy(update={"seeds": [seed]})
@@ -121,6 +97,22 @@ def _keep_records(experiment: Experiment, part: Part) -> set[str]:
 def _name_of(record: Mapping[str, Any]) -> tuple[Any, ...]:
     names = ("model", "objective", "learning_rate", "seed", "checkpoint")
     return tuple(record.get(name) for name in names)
+
+
+def _write_texts(part: Part, seeds: Iterable[int]) -> None:
+    """Write the text of each seed that is not there."""
+    tokenizer = _tokenizer(part)
+    if part.sizes is None:
+        for package in (natural.EMAILS, natural.PROFILES):
+            package.download(INPUTS)
+        for seed in seeds:
+            folder = INPUTS / part.inputs / f"seed{seed}"
+            natural.write_natural_inputs(INPUTS, tokenizer, folder, seed)
+        return
+    archives = _texts(part)
+    for seed in seeds:
+        folder = INPUTS / part.inputs / f"seed{seed}"
+        write_inputs(archives, tokenizer, part.sizes, folder, part.text, seed)
 
 
 def _texts(part: Part) -> Texts:

@@ -61,9 +61,10 @@ def record_of(run: Path, checkpoint: str, inputs: Path) -> dict[str, Any]:
         "targets": _columns(targets),
         "controls": _columns(controls),
     }
+    questions = inputs / "facts.jsonl"  # natural text has none
     # An adapter would need its base; the facts of such a run are not asked for.
-    if (run / checkpoint / "config.json").is_file():
-        known = answers_known(run / checkpoint, read_questions(inputs / "facts.jsonl"))
+    if questions.is_file() and (run / checkpoint / "config.json").is_file():
+        known = answers_known(run / checkpoint, read_questions(questions))
         record["facts_known"] = sum(known) / len(known)
     trained = json.loads((run / "trained.json").read_text(encoding="utf-8"))
     record["seconds"] = trained["seconds"]

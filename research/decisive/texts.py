@@ -20,11 +20,12 @@ import hashlib
 import json
 import random
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from research.files import write_texts
 from tfidf_tune._files import atomic_folder
 from tfidf_tune._tokenizer import TextTokenizer, encode_texts
 from tfidf_tune.passages import write_probe_file
@@ -154,9 +155,19 @@ def write_inputs(
     Raises:
         ValueError: If there are not enough passages.
     """
+    return written_once(folder, lambda made: _write(texts, tokenizer, sizes, made, part, seed))
+
+
+def written_once(folder: Path, write: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """Let a folder be written, unless it is there; return what it has, which is its content.json.
+
+    Args:
+        folder: The folder.
+        write: Writes files into a folder, and returns what they have.
+    """
     if not folder.is_dir():
         with atomic_folder(folder) as made:
-            content = _write(texts, tokenizer, sizes, made, part, seed)
+            content = write(made)
             (made / "content.json").write_text(json.dumps(content, indent=2), encoding="utf-8")
     written: dict[str, Any] = json.loads((folder / "content.json").read_text(encoding="utf-8"))
     return written
@@ -194,9 +205,9 @@ def _write(
     records, questions, new_records = _records(rng)
     documents = [*base, *copies, *records]
     rng.shuffle(documents)
-    _write_texts(folder / "train.jsonl", documents)
-    _write_texts(folder / "held_out.jsonl", sections["held_out"])
-    _write_texts(folder / "new_records.jsonl", new_records)
+    write_texts(folder / "train.jsonl", documents)
+    write_texts(folder / "held_out.jsonl", sections["held_out"])
+    write_texts(folder / "new_records.jsonl", new_records)
     lines = [json.dumps(question) + "\n" for question in questions]
     (folder / "facts.jsonl").write_text("".join(lines), encoding="utf-8")
     num_tokens = {}
@@ -364,8 +375,3 @@ def _names(rng: random.Random, number: int) -> list[str]:
     while len(names) < number:
         names["".join(rng.choices(_SYLLABLES, k=3)).capitalize()] = None
     return list(names)
-
-
-def _write_texts(file: Path, texts: Iterable[str]) -> None:
-    lines = [json.dumps({"text": text}) + "\n" for text in texts]
-    file.write_text("".join(lines), encoding="utf-8")

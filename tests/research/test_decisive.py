@@ -7,14 +7,17 @@ import random
 import tarfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+from helpers.fakes.probe import a_passage, random_ids, tiny_llama
 from omegaconf import OmegaConf
 
-from research.decisive import analysis, records
+from research.decisive import afterwards, analysis, records
 from research.decisive.texts import SMALL, Change, Texts, write_inputs
 from research.experiment import load_experiment
-from tfidf_tune.passages.probe_file import read_probe_file
+from tfidf_tune.passages import read_probe_file, write_probe_file
 
 REGISTRATION = Path(analysis.__file__).parents[1] / "decisive.yaml"
 WORDS = [first + second for first in "bcdfghklmn" for second in ("ale", "ing", "out", "ure", "ast")]
@@ -222,3 +225,32 @@ def test_records_are_kept_as_columns_and_read_as_rows(tmp_path):
     (read,) = records.read_records(file)
     assert read["targets"] == [{"copies": 64, "lms": 1.235}, {"copies": 1, "lms": 2.0}]
     assert read["controls"] == [{"lms": 0.5}]
+
+
+def test_a_finished_model_is_asked_how_likely_continuations_are_and_what_brings_them_back(
+    tmp_path, monkeypatch
+):
+    """Against the definition: a forward pass for each token."""
+    model = tiny_llama()
+    run = SimpleNamespace(folder=tmp_path / "run", objective="CE", seed=0)
+    model.save_pretrained(run.folder / "checkpoint_100pct")
+    folder = tmp_path / "inputs" / "small" / "seed0"
+    folder.mkdir(parents=True)
+    passages = []
+    for number, copies in enumerate((16, 4, 1, 0, 0, 0)):
+        ids = random_ids(2 * afterwards._TOKENS + 5, seed=number)
+        kind = "target" if copies else "control"
+        passages.append(replace(a_passage(f"p{number}", ids, kind), num_injections=copies))
+    write_probe_file(folder / "probe.jsonl", passages)
+    monkeypatch.setattr(afterwards, "INPUTS", tmp_path / "inputs")
+    monkeypatch.setattr(afterwards, "_MOST_STEPS", 1)
+    answers = afterwards.answers_of(run)
+    # The target with one copy is not asked for, and there are as many controls as targets.
+    assert answers["copies"] == [16, 4, 0, 0]
+    assert answers["steps"] == [None] * 4
+    for passage, nll in zip([*passages[:2], *passages[3:5]], answers["nll"], strict=True):
+        expected = 0.0
+        for end in range(afterwards._TOKENS, 2 * afterwards._TOKENS):
+            logits = model(input_ids=torch.tensor([passage.token_ids[:end]])).logits[0, -1]
+            expected -= logits.log_softmax(-1)[passage.token_ids[end]].item()
+        assert nll == pytest.approx(expected, abs=2e-3)

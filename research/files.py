@@ -1,0 +1,52 @@
+"""Files that experiments and benchmarks write, or read from a package index without installing."""
+
+import base64
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+
+def download(requirements: Path, folder: Path) -> None:
+    """Download what a file of requirements lists; pip checks the hashes, and keeps files that are
+    already there.
+    """
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command += ["--disable-pip-version-check", "--require-hashes"]
+    command += ["--requirement", str(requirements), "--dest", str(folder)]
+    subprocess.run(command, check=True)
+
+
+class NpmPackage(NamedTuple):
+    """A package of npm, and the hash of its archive."""
+
+    name: str
+    version: str
+    sha512: str  # base64, as npm states it
+    archive: str
+
+    def download(self, folder: Path) -> Path:
+        """Download the archive, unless it is there, and return its path.
+
+        Raises:
+            ValueError: If it has other content.
+        """
+        file = folder / self.archive
+        if not file.is_file():
+            command = ["npm", "pack", "--silent", f"{self.name}@{self.version}"]
+            subprocess.run([*command, "--pack-destination", str(folder)], check=True)
+        sha512 = base64.b64encode(hashlib.sha512(file.read_bytes()).digest()).decode()
+        if sha512 != self.sha512:
+            raise ValueError(
+                f"{file} has the SHA-512 {sha512}, not {self.sha512}: remove it to download it anew"
+            )
+        return file
+
+
+def write_texts(file: Path, texts: Iterable[str]) -> None:
+    """Write texts as JSON lines, a document each."""
+    lines = [json.dumps({"text": text}) + "\n" for text in texts]
+    file.write_text("".join(lines), encoding="utf-8")
