@@ -22,13 +22,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import decisive_tables
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from measuring import markdown_table
 
-from research.decisive.analysis import Choice, above_chance, differs, is_exact
-from research.decisive.records import read_records
 from research.frontier import Frontiers, trace_frontiers
 from research.frontier_report import frontier_drawing
 from research.seeds import over_seeds
@@ -508,28 +507,6 @@ def _cell(value: Any) -> str:
     return f"{value:.1f}" if isinstance(value, float) else str(value)
 
 
-def _development(file: Path) -> str:
-    """Lay out the arms on development text, of the registered experiment."""
-    columns: _Columns = {
-        "arm": lambda row: row["objective"],
-        "perplexity": lambda row: f"{row['perplexity']:.2f}",
-        "of the frame": lambda row: f"{row['frame_perplexity']:.1f}",
-        "facts known": lambda row: f"{row['facts_known']:.0%}",
-        "recited above chance, copies that differ": lambda row: _recited(row, differs),
-        "exact copies": lambda row: _recited(row, is_exact),
-        "64 exact copies": lambda row: _recited(
-            row, lambda one: one["change"] == "exact" and one["copies"] == 64
-        ),
-        "AUC of the loss": lambda row: f"{row['auc']['loss']:.2f}",
-        "without the model": lambda row: f"{row['auc_without_model'][0]:.2f}",
-    }
-    return _table(read_records(file), columns)
-
-
-def _recited(record: Mapping[str, Any], choice: Choice) -> str:
-    return f"{round(above_chance(record, choice), 1) + 0.0:.1f}"  # no minus before 0
-
-
 _TABLES: dict[str, Callable[[Path], str]] = {
     "provenance": _provenance,
     "summary": _summary,
@@ -556,7 +533,20 @@ _TABLES: dict[str, Callable[[Path], str]] = {
     "recited_by_both": _of_script("memaudit", "recitation_table"),
     "alarms": _of_script("memaudit", "alarms_table"),
     "costs": _of_script("memaudit", "costs_table"),
-    "development": _development,
+    "development": decisive_tables.development,
+    "progress": decisive_tables.progress,
+    "contrasts": decisive_tables.contrasts,
+    "not_worse": decisive_tables.not_worse,
+    "arms": decisive_tables.arms,
+    "utility": decisive_tables.utility,
+    "copies": decisive_tables.copies,
+    "changes": decisive_tables.changes,
+    "attacks": decisive_tables.membership,
+    "early": decisive_tables.early,
+    "afterwards": decisive_tables.afterwards,
+    "natural": decisive_tables.natural,
+    "larger": decisive_tables.larger,
+    "machine": decisive_tables.machine,
 }
 
 

@@ -26,7 +26,7 @@ from tfidf_tune.training import milestone_name
 FILE = RECORDS / "decisive_afterwards.jsonl"
 LEARNING_RATE = 4.0e-3  # of the runs that are asked
 _TOKENS = 24  # of a prompt, and of what follows it
-_MOST_STEPS = 50
+MOST_STEPS = 50
 _RELEARNING_RATE = 3.0e-4
 _CHECKPOINT = milestone_name(100)
 
@@ -64,7 +64,7 @@ def answers_of(run: Run) -> dict[str, Any]:
         passages,
         prefix_length=_TOKENS,
         max_new_tokens=_TOKENS,
-        max_steps=_MOST_STEPS,
+        max_steps=MOST_STEPS,
         learning_rate=_RELEARNING_RATE,
     )
     return {

@@ -24,6 +24,8 @@ from tfidf_tune.results.intervals import holm
 Record = Mapping[str, Any]
 Choice = Callable[[Mapping[str, Any]], bool]
 LAST_CHECKPOINT = "checkpoint_100pct"
+NEAR_CHANCE = 0.5
+"""So many tokens recited above chance are near chance."""
 LEAST_COPIES = 4
 """Targets with fewer copies are hardly recited by any arm, and are reported by themselves."""
 
@@ -80,6 +82,14 @@ def recited_at(points: Sequence[Point], perplexity: float) -> float:
     return points[-1].recited
 
 
+def lowest_near_chance(points: Sequence[Point]) -> float | None:
+    """Return the lowest perplexity of a curve at which at most half a token is recited above
+    chance; None if more is recited at every learning rate.
+    """
+    near = [point.perplexity for point in points if point.recited <= NEAR_CHANCE]
+    return min(near, default=None)
+
+
 def contrast(
     records: Sequence[Record], ours: str, theirs: str, choice: Choice, measure: str = "lms"
 ) -> SeedEstimate:
@@ -88,13 +98,23 @@ def contrast(
     Passages are drawn anew for each seed, so that Student's t over the seeds' differences covers
     the choice of passages, too.
     """
-    differences = []
+    pairs = at_equal_perplexity(records, ours, theirs, choice, measure)
+    return over_seeds([of_ours - of_theirs for of_ours, of_theirs in pairs])
+
+
+def at_equal_perplexity(
+    records: Sequence[Record], ours: str, theirs: str, choice: Choice, measure: str = "lms"
+) -> list[tuple[float, float]]:
+    """Return of each seed what two arms recite above chance at the lowest perplexity that both
+    reach.
+    """
+    pairs = []
     for seed in sorted({record["seed"] for record in records}):
-        pair = [curve(records, arm, seed, choice, measure) for arm in (ours, theirs)]
-        reached = max(points[-1].perplexity for points in pair)
-        of_ours, of_theirs = (recited_at(points, reached) for points in pair)
-        differences.append(of_ours - of_theirs)
-    return over_seeds(differences)
+        of_ours = curve(records, ours, seed, choice, measure)
+        of_theirs = curve(records, theirs, seed, choice, measure)
+        reached = max(of_ours[-1].perplexity, of_theirs[-1].perplexity)
+        pairs.append((recited_at(of_ours, reached), recited_at(of_theirs, reached)))
+    return pairs
 
 
 def cost(records: Sequence[Record], ours: str, theirs: str) -> SeedEstimate:

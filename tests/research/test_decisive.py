@@ -243,7 +243,7 @@ def test_a_finished_model_is_asked_how_likely_continuations_are_and_what_brings_
         passages.append(replace(a_passage(f"p{number}", ids, kind), num_injections=copies))
     write_probe_file(folder / "probe.jsonl", passages)
     monkeypatch.setattr(afterwards, "INPUTS", tmp_path / "inputs")
-    monkeypatch.setattr(afterwards, "_MOST_STEPS", 1)
+    monkeypatch.setattr(afterwards, "MOST_STEPS", 1)
     answers = afterwards.answers_of(run)
     # The target with one copy is not asked for, and there are as many controls as targets.
     assert answers["copies"] == [16, 4, 0, 0]

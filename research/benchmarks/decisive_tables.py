@@ -1,0 +1,508 @@
+"""Tables and the figure of the registered experiment, from its records.
+
+An arm stands in a table with the runs of its lowest perplexity, of each seed the best learning
+rate. Values are means over seeds, with Student's t-interval at 95 %.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from matplotlib.figure import Figure
+from measuring import markdown_table
+from omegaconf import OmegaConf
+
+from research.decisive.afterwards import MOST_STEPS, read_answers
+from research.decisive.analysis import (
+    LAST_CHECKPOINT,
+    LEAST_COPIES,
+    Choice,
+    Record,
+    above_chance,
+    at_equal_perplexity,
+    curve,
+    differs,
+    is_exact,
+    lowest_near_chance,
+    recited_at,
+    registered,
+    stopped_early,
+)
+from research.decisive.records import read_records
+from research.seeds import SeedEstimate, over_seeds
+from tfidf_tune.probe.membership_scores import extraction_probability
+
+REGISTRATION: Any = OmegaConf.to_container(
+    OmegaConf.load(Path(__file__).parents[1] / "decisive.yaml")
+)
+SMALL = REGISTRATION["primary"]["model"]
+NATURAL = "Llama 0.65M, natural text"
+_BASELINE = "CE"
+_COPIES = (1, 4, 16, 64)
+_CHANGES = ("replaced 5 %", "replaced 10 %", "replaced 20 %", "inserted 10 %", "dropped 10 %")
+_SAMPLES = (1, 100, 10_000)
+_EARLY_RATE = 4.0e-3  # of the runs that are evaluated five times
+_MACHINE = ("date", "cpu", "torch", "torchtune", "transformers", "lm_eval", "tfidf-tune")
+# The arms of the figure, and the labels of its axis of perplexity.
+_COLORS = {
+    "CE": "#000000",
+    "CE MinHash": "#56B4E9",
+    "CE MinHash best": "#0072B2",
+    "Goldfish k=3": "#F0E442",
+    "Goldfish k=4": "#E69F00",
+    "TF-IDF": "#CC79A7",
+    "Repetition": "#D55E00",
+    "Repetition, 1 exposure": "0.6",
+    "Repetition, MinHash best": "#009E73",
+}
+_MARKERS = "osDv^PXpd"
+_TICKS = (15, 16, 18, 20, 25, 30, 40)
+
+Runs = Sequence[Record]
+Cell = Callable[[Runs], str]  # the runs of an arm -> what stands in a column
+
+
+def _number(value: float, form: str) -> str:
+    """Write a number, without a minus before 0."""
+    text = f"{value:{form}}"
+    return text.removeprefix("-") if float(text) == 0 else text
+
+
+def _text(estimate: SeedEstimate, form: str = ".1f") -> str:
+    """Write a mean and its interval: "1.3 (0.9 to 1.7)"."""
+    mean, low, high = [_number(value, form) for value in estimate[:3]]
+    return mean if math.isnan(estimate.low) else f"{mean} ({low} to {high})"
+
+
+def _changed(estimate: SeedEstimate, change: Callable[[float], float]) -> SeedEstimate:
+    """Apply a monotonic function to a mean and the ends of its interval."""
+    return estimate._replace(
+        mean=change(estimate.mean), low=change(estimate.low), high=change(estimate.high)
+    )
+
+
+def _mean(value: Callable[[Record], float], form: str) -> Cell:
+    """Return a column of means over runs."""
+    return lambda runs: _number(fmean(map(value, runs)), form)
+
+
+def _interval(value: Callable[[Record], float], form: str = ".1f") -> Cell:
+    """Return a column of means over runs, with intervals."""
+    return lambda runs: _text(over_seeds([*map(value, runs)]), form)
+
+
+def _recited(choice: Choice) -> Cell:
+    """Return a column of what is recited above chance, with intervals."""
+    return _interval(lambda run: above_chance(run, choice))
+
+
+def _with_copies(number: int, *, exact: bool) -> Choice:
+    """Choose the targets with so many copies."""
+    return lambda target: target["copies"] == number and (target["change"] == "exact") == exact
+
+
+def _with_change(change: str) -> Choice:
+    return lambda target: target["copies"] >= LEAST_COPIES and target["change"] == change
+
+
+_OFTEN_EXACT = _with_copies(64, exact=True)
+_PERPLEXITY = _interval(lambda run: run["perplexity"], ".2f")
+_WITHOUT_MODEL = _mean(lambda run: run["auc_without_model"][0], ".2f")
+_RECITED = {
+    "recited above chance, copies that differ": _recited(differs),
+    "exact copies": _recited(is_exact),
+}
+
+
+def _records(file: Path, model: str) -> list[dict[str, Any]]:
+    """Read the records of a model at the end of training."""
+    return [
+        record
+        for record in read_records(file)
+        if record["model"] == model and record["checkpoint"] == LAST_CHECKPOINT
+    ]
+
+
+def _arms(records: Iterable[Record]) -> list[str]:
+    """Return the arms in the order of their records, the baseline first."""
+    arms = dict.fromkeys([_BASELINE])
+    arms |= dict.fromkeys(record["objective"] for record in records)
+    return list(arms)
+
+
+def _best_runs(records: Iterable[Record], arm: str) -> Runs:
+    """Return of each seed the run of the arm with the lowest perplexity."""
+    best: dict[int, Record] = {}
+    own = [record for record in records if record["objective"] == arm]
+    for record in sorted(own, key=lambda record: record["perplexity"], reverse=True):
+        best[record["seed"]] = record
+    return [best[seed] for seed in sorted(best)]
+
+
+def _by_arm(records: Sequence[Record], columns: Mapping[str, Cell]) -> str:
+    """Lay out a row for each arm."""
+    rows = []
+    for arm in _arms(records):
+        runs = _best_runs(records, arm)
+        rows.append([arm, *(cell(runs) for cell in columns.values())])
+    return markdown_table(["arm", *columns], rows)
+
+
+def progress(file: Path) -> str:
+    """Lay out how many runs are recorded."""
+    numbers = Counter(
+        (record["model"], record["objective"])
+        for record in read_records(file)
+        if record["checkpoint"] == LAST_CHECKPOINT
+    )
+    rows = [[model, arm, str(number)] for (model, arm), number in numbers.items()]
+    return markdown_table(["model", "arm", "runs"], rows)
+
+
+def contrasts(file: Path) -> str:
+    """Lay out the registered contrasts, the primary one first."""
+    records = _records(file, SMALL)
+    found = registered(records, REGISTRATION)
+    primary = REGISTRATION["primary"] | {"what": "differ"}
+    rows = []
+    for comparison, estimate in [(primary, found["primary"]), *found["secondary"]]:
+        arms = (comparison["ours"], comparison["theirs"])
+        what, form, pairs = _compared(records, comparison["what"], *arms)
+        means = [_number(fmean(values), form) for values in zip(*pairs, strict=True)]
+        if comparison["what"] == "facts":
+            estimate = _changed(estimate, lambda share: 100 * share)
+        shown = _text(estimate, form)
+        p_value = f"{estimate.p_value:.3f}" if estimate.p_value >= 0.001 else "< 0.001"
+        rows.append([f"{arms[0]}, {arms[1]}", what, *means, shown, p_value])
+    header = ["arms", "what", "of the first", "of the second", "difference", "p"]
+    return markdown_table(header, rows)
+
+
+def _compared(
+    records: Sequence[Record], what: str, ours: str, theirs: str
+) -> tuple[str, str, list[tuple[float, float]]]:
+    """Return what is compared in words, the format of its numbers, and the values of each seed."""
+    if what == "differ":
+        return "copies that differ", ".1f", at_equal_perplexity(records, ours, theirs, differs)
+    if what == "exact":
+        return "exact copies", ".1f", at_equal_perplexity(records, ours, theirs, is_exact)
+    of_ours, of_theirs = [
+        [100 * run["facts_known"] for run in _best_runs(records, arm)] for arm in (ours, theirs)
+    ]
+    return "facts known (%)", ".0f", list(zip(of_ours, of_theirs, strict=True))
+
+
+def not_worse(file: Path) -> str:
+    """Lay out how the lowest perplexities differ, and whether they are within the margin."""
+    rule = REGISTRATION["non_inferiority"]
+    found = registered(_records(file, SMALL), REGISTRATION)
+    rows = []
+    for other, (estimate, is_below) in found["non_inferiority"].items():
+        shown = _text(_changed(estimate, lambda logarithm: 100 * math.expm1(logarithm)))
+        verdict = "not worse" if is_below else "not shown"
+        rows.append([f"{rule['ours']}, {other}", shown, verdict])
+    header = ["arms", "perplexity of the first, above (%)", f"within {rule['margin']:.0%}"]
+    return markdown_table(header, rows)
+
+
+def arms(file: Path) -> str:
+    """Lay out all arms of the small model."""
+    columns = {
+        "perplexity": _PERPLEXITY,
+        "of the frame": _mean(lambda run: run["frame_perplexity"], ".1f"),
+        "facts known (%)": _interval(lambda run: 100 * run["facts_known"], ".0f"),
+        **_RECITED,
+        "64 exact copies": _recited(_OFTEN_EXACT),
+    }
+    return _by_arm(_records(file, SMALL), columns)
+
+
+def larger(file: Path) -> str:
+    """Lay out the arms of the larger models."""
+    columns = {
+        "perplexity": _PERPLEXITY,
+        "of the frame": _mean(lambda run: run["frame_perplexity"], ".1f"),
+        **_RECITED,
+        "64 exact copies": _recited(_OFTEN_EXACT),
+        "AUC of the loss": _mean(lambda run: run["auc"]["loss"], ".2f"),
+        "without the model": _WITHOUT_MODEL,
+    }
+    models = dict.fromkeys(record["model"] for record in read_records(file))
+    del models[SMALL], models[NATURAL]
+    tables = [f"**{model}**\n\n{_by_arm(_records(file, model), columns)}" for model in models]
+    return "\n\n".join(tables)
+
+
+def utility(file: Path) -> str:
+    """Lay out what arms recite at the baseline's lowest perplexity, and the perplexity at which
+    they recite by chance.
+    """
+    records = _records(file, SMALL)
+    rows = []
+    for arm in _arms(records):
+        row = [arm]
+        row += [_at_baseline(records, arm, choice) for choice in (differs, is_exact)]
+        row += [_near_chance(records, arm, choice) for choice in (differs, is_exact)]
+        rows.append(row)
+    header = ["arm", "at CE's perplexity: copies that differ", "exact copies"]
+    header += ["perplexity near chance: copies that differ", "exact copies"]
+    return markdown_table(header, rows)
+
+
+def _at_baseline(records: Sequence[Record], arm: str, choice: Choice) -> str:
+    recited = []
+    for seed in {record["seed"]: None for record in records}:
+        reached = curve(records, _BASELINE, seed, choice)[-1].perplexity
+        points = curve(records, arm, seed, choice)
+        if points[-1].perplexity > reached:
+            return "not reached"
+        recited.append(recited_at(points, reached))
+    return _text(over_seeds(recited))
+
+
+def _near_chance(records: Sequence[Record], arm: str, choice: Choice) -> str:
+    perplexities = []
+    for seed in {record["seed"]: None for record in records}:
+        lowest = lowest_near_chance(curve(records, arm, seed, choice))
+        if lowest is None:
+            return "not reached"
+        perplexities.append(lowest)
+    return _text(over_seeds(perplexities))
+
+
+def copies(file: Path) -> str:
+    """Lay out what is recited above chance by the number of copies."""
+    columns = {}
+    for kind, exact in (("exact", True), ("differ", False)):
+        for number in _COPIES:
+            columns[f"{kind}, {number}"] = _recited(_with_copies(number, exact=exact))
+    return _by_arm(_records(file, SMALL), columns)
+
+
+def changes(file: Path) -> str:
+    """Lay out what is recited above chance by how copies differ, of 4 copies or more."""
+    columns = {change: _recited(_with_change(change)) for change in _CHANGES}
+    return _by_arm(_records(file, SMALL), columns)
+
+
+def membership(file: Path) -> str:
+    """Lay out attacks of all targets against all controls, and near-verbatim answers."""
+    records = _records(file, SMALL)
+    columns = {}
+    for attack in records[0]["auc"]:
+        columns[f"AUC {attack.replace('_', ' ')}"] = _auc(attack)
+    columns["without the model"] = _WITHOUT_MODEL
+    columns["verbatim, 64 exact copies (%)"] = _mean(_verbatim, ".0f")
+    columns["edit distance"] = _mean(_edit_distance, ".2f")
+    columns["of controls"] = _mean(_edit_distance_of_controls, ".2f")
+    return _by_arm(records, columns)
+
+
+def _auc(attack: str) -> Cell:
+    return _mean(lambda run: run["auc"][attack], ".2f")
+
+
+def _verbatim(run: Record) -> float:
+    return 100 * fmean(target["verbatim"] for target in run["targets"] if _OFTEN_EXACT(target))
+
+
+def _edit_distance(run: Record) -> float:
+    """Of the targets with several copies."""
+    several = [target for target in run["targets"] if target["copies"] >= LEAST_COPIES]
+    return fmean(target["edit_distance"] for target in several)
+
+
+def _edit_distance_of_controls(run: Record) -> float:
+    return fmean(control["edit_distance"] for control in run["controls"])
+
+
+def early(file: Path) -> str:
+    """Lay out plain cross-entropy that is stopped early, by two rules, and at its end."""
+    of_runs: dict[int, list[Record]] = {}
+    for record in read_records(file):
+        is_early = record["objective"] == _BASELINE and record["learning_rate"] == _EARLY_RATE
+        if is_early and record["model"] == SMALL:
+            of_runs.setdefault(record["seed"], []).append(record)
+    limit = REGISTRATION["early_stopping"]["most_ngrams"]
+    kept: dict[str, list[Record]] = {"n-gram score": [], "held-out loss": [], "end of training": []}
+    for checkpoints in of_runs.values():
+        checkpoints.sort(key=_percent)
+        kept["n-gram score"].append(stopped_early(checkpoints, limit))
+        kept["held-out loss"].append(min(checkpoints, key=lambda record: record["perplexity"]))
+        kept["end of training"].append(checkpoints[-1])
+    columns = {"at (%)": _mean(_percent, ".0f"), "perplexity": _PERPLEXITY, **_RECITED}
+    rows = []
+    for rule, runs in kept.items():
+        rows.append([rule, *(cell(runs) for cell in columns.values())])
+    return markdown_table(["stopped by", *columns], rows)
+
+
+def _percent(record: Record) -> float:
+    """Return how far training was: 20 of "checkpoint_20pct"."""
+    return float(record["checkpoint"].removeprefix("checkpoint_").removesuffix("pct"))
+
+
+def afterwards(file: Path) -> str:
+    """Lay out extraction by sampling, and relearning, of targets with 16 copies or more."""
+    columns = {}
+    for number in _SAMPLES:
+        columns[f"extracted by {number:,} samples (%)"] = _extracted(number, _is_often)
+    columns["controls"] = _extracted(_SAMPLES[-1], _is_control)
+    columns["steps until recited, exact copies"] = _steps(_is_often_exact)
+    columns["copies that differ"] = _steps(_is_often_changed)
+    columns["of controls"] = _steps(_is_control)
+    answers = read_answers(file)
+    rows = []
+    for arm in _arms(answers):
+        own = [record for record in answers if record["objective"] == arm]
+        rows.append([arm, *(cell(own) for cell in columns.values())])
+    return markdown_table(["arm", *columns], rows)
+
+
+_OfPassage = Callable[[int, str], bool]  # the number of copies and their change -> is it chosen
+
+
+def _is_often(number: int, _: str) -> bool:
+    return number >= 16
+
+
+def _is_often_exact(number: int, change: str) -> bool:
+    return number >= 16 and change == "exact"
+
+
+def _is_often_changed(number: int, change: str) -> bool:
+    return number >= 16 and change != "exact"
+
+
+def _is_control(number: int, _: str) -> bool:
+    return number == 0
+
+
+def _chosen(answers: Record, values: Sequence[Any], choice: _OfPassage) -> list[Any]:
+    kept = []
+    for number, change, value in zip(answers["copies"], answers["change"], values, strict=True):
+        if choice(number, change):
+            kept.append(value)
+    return kept
+
+
+def _extracted(num_samples: int, choice: _OfPassage) -> Cell:
+    """Return a column of the percentage of passages whose continuation is among so many samples
+    with a probability of a half or more.
+    """
+
+    def share(answers: Record) -> float:
+        nll = _chosen(answers, answers["nll"], choice)
+        return 100 * float((extraction_probability(nll, num_samples) >= 0.5).mean())
+
+    return _mean(share, ".1f")
+
+
+def _steps(choice: _OfPassage) -> Cell:
+    """Return a column of the steps until passages are recited; a passage that is not counts as the
+    most steps that were tried.
+    """
+
+    def mean_steps(answers: Record) -> float:
+        steps = _chosen(answers, answers["steps"], choice)
+        return fmean(MOST_STEPS if number is None else number for number in steps)
+
+    return _interval(mean_steps)
+
+
+def natural(file: Path) -> str:
+    """Lay out the arms on natural text."""
+    columns = {
+        "perplexity of e-mail": _PERPLEXITY,
+        "of country profiles": _interval(lambda run: run["frame_perplexity"], ".2f"),
+        "recited above chance, 2 or 3 times": _recited(lambda target: target["copies"] < 4),
+        "4 to 15": _recited(lambda target: 4 <= target["copies"] < 16),
+        "16 or more": _recited(lambda target: target["copies"] >= 16),
+        "AUC of the loss": _auc("loss"),
+        "without the model": _WITHOUT_MODEL,
+    }
+    return _by_arm(_records(file, NATURAL), columns)
+
+
+def development(file: Path) -> str:
+    """Lay out the arms on development text: one seed."""
+    columns = {
+        "perplexity": _PERPLEXITY,
+        "of the frame": _mean(lambda run: run["frame_perplexity"], ".1f"),
+        "facts known (%)": _mean(lambda run: 100 * run["facts_known"], ".0f"),
+        **_RECITED,
+        "64 exact copies": _recited(_OFTEN_EXACT),
+        "AUC of the loss": _auc("loss"),
+        "without the model": _WITHOUT_MODEL,
+    }
+    return _by_arm(read_records(file), columns)
+
+
+def machine(file: Path) -> str:
+    """Lay out what the records were made with, and how long training took."""
+    by_model: dict[str, list[Record]] = {}
+    for record in read_records(file):
+        if record["checkpoint"] == LAST_CHECKPOINT:
+            by_model.setdefault(record["model"], []).append(record)
+    rows = []
+    for model, records in by_model.items():
+        hours = sum(record["seconds"] for record in records) / 3600
+        values = [_values(records, name) for name in _MACHINE]
+        rows.append([model, str(len(records)), f"{hours:.1f}", *values])
+    return markdown_table(["model", "runs", "hours of training, of a core", *_MACHINE], rows)
+
+
+def _values(records: Runs, name: str) -> str:
+    return ", ".join(sorted({record["provenance"][name] for record in records}))
+
+
+def draw_curves(file: Path, drawing: Path) -> None:
+    """Draw what the main arms recite at each learning rate, against their perplexity."""
+    records = _records(file, SMALL)
+    figure = Figure(figsize=(8.4, 4.4), layout="constrained")
+    panels = figure.subplots(1, 2, sharex=True, sharey=True)
+    for axes, title, choice in zip(
+        panels, ("Copies that differ", "Exact copies"), (differs, is_exact), strict=True
+    ):
+        axes.set_title(title, loc="left", fontsize="medium")
+        axes.axhline(0, color="0.4", linestyle="--", label="never seen: chance")
+        for arm, marker in zip(_COLORS, _MARKERS, strict=True):
+            _draw_arm(axes, records, arm, choice, marker)
+        axes.set(xscale="log", xlabel="perplexity of unseen text")
+        axes.set_xticks(_TICKS, [f"{tick:g}" for tick in _TICKS])
+        axes.minorticks_off()
+        axes.grid(color="0.9")
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("tokens recited above chance (LMS)")
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False
+    )
+    figure.savefig(drawing, metadata={"Date": None})
+
+
+def _draw_arm(axes: Any, records: Runs, arm: str, choice: Choice, marker: str) -> None:
+    """Draw the means over seeds at each learning rate, with intervals of what is recited."""
+    by_rate: dict[float, list[Record]] = {}
+    for record in records:
+        if record["objective"] == arm:
+            by_rate.setdefault(record["learning_rate"], []).append(record)
+    perplexities = []
+    recited = []
+    for rate in sorted(by_rate):
+        perplexities.append(fmean(run["perplexity"] for run in by_rate[rate]))
+        recited.append(over_seeds([above_chance(run, choice) for run in by_rate[rate]]))
+    means = [estimate.mean for estimate in recited]
+    below = [estimate.mean - estimate.low for estimate in recited]
+    above = [estimate.high - estimate.mean for estimate in recited]
+    axes.errorbar(
+        perplexities,
+        means,
+        yerr=[below, above],
+        color=_COLORS[arm],
+        marker=marker,
+        markersize=5,
+        label=arm,
+    )

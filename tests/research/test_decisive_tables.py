@@ -1,0 +1,127 @@
+"""Tables of the registered experiment, against values that are computed here."""
+
+import json
+import math
+import statistics
+
+import decisive_tables
+import numpy as np
+import pytest
+from scipy import stats
+
+from research.decisive import analysis
+
+ARMS = ("CE", "CE MinHash best", "Repetition")
+# Learning rate -> perplexity of all arms, and what CE recites of each target.
+RATES = {0.001: (20.0, 1.8), 0.002: (16.0, 4.0), 0.004: (17.0, 9.0)}
+
+
+def a_record(arm, seed, rate, checkpoint="checkpoint_100pct"):
+    perplexity, recited = RATES[rate]
+    share = {"CE": 1.0, "CE MinHash best": 0.0, "Repetition": 0.5}[arm]
+    targets = {"copies": [], "change": [], "lms": [], "ngrams": []}
+    for number in (1, 4, 16, 64):
+        for change in ("exact", "replaced 10 %"):
+            targets["copies"].append(number)
+            targets["change"].append(change)
+            # Seeds differ, and so do numbers of copies.
+            targets["lms"].append(1.5 + share * recited * (1 + 0.1 * seed) * number / 64)
+            targets["ngrams"].append(0.1 * (checkpoint != "checkpoint_20pct"))
+    return {
+        "model": decisive_tables.SMALL,
+        "objective": arm,
+        "seed": seed,
+        "learning_rate": rate,
+        "checkpoint": checkpoint,
+        "perplexity": perplexity + (checkpoint == "checkpoint_20pct"),
+        "frame_perplexity": 2.0,
+        "facts_known": 0.25 + 0.01 * seed,
+        "targets": targets,
+        "controls": {"lms": [1.0, 2.0]},
+    }
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    file = tmp_path_factory.mktemp("records") / "decisive.jsonl"
+    records = []
+    for arm in ARMS:
+        for seed in range(3):
+            records += [a_record(arm, seed, rate) for rate in RATES]
+    records += [a_record("CE", seed, 0.004, "checkpoint_20pct") for seed in range(3)]
+    file.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return file
+
+
+def cells(table):
+    """Return the rows of a table below its rule, by their first cell."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.split("\n")]
+    return {row[0]: row[1:] for row in rows[2:]}
+
+
+def test_an_arm_stands_with_its_runs_of_the_lowest_perplexity(file):
+    rows = cells(decisive_tables.arms(file))
+    assert list(rows) == list(ARMS)
+    # At 0.002; of targets that differ, those with 4, 16 and 64 copies.
+    of_seeds = [4.0 * (1 + 0.1 * seed) * (4 + 16 + 64) / 64 / 3 for seed in range(3)]
+    half = stats.t.ppf(0.975, 2) * statistics.stdev(of_seeds) / math.sqrt(3)
+    mean = statistics.fmean(of_seeds)
+    expected = f"{mean:.1f} ({mean - half:.1f} to {mean + half:.1f})"
+    assert rows["CE"][:2] == ["16.00 (16.00 to 16.00)", "2.0"]
+    assert rows["CE"][3:5] == [expected, expected]
+    assert rows["CE MinHash best"][3] == "0.0 (0.0 to 0.0)"
+
+
+def test_recitation_is_laid_out_by_the_number_of_copies(file):
+    rows = cells(decisive_tables.copies(file))
+    means = [float(cell.split(" ")[0]) for cell in rows["Repetition"]]
+    expected = [2.0 * 1.1 * number / 64 for number in (1, 4, 16, 64)]
+    assert means == pytest.approx(2 * expected, abs=0.05 + 1e-9)
+
+
+def test_utility_is_read_where_the_baseline_and_where_chance_is(file):
+    rows = cells(decisive_tables.utility(file))
+    assert rows["CE"][0] == cells(decisive_tables.arms(file))["CE"][3]
+    # Near chance at no learning rate: at 0.001 CE recites 0.8 tokens.
+    assert rows["CE"][2] == "not reached"
+    assert rows["Repetition"][2] == "20.0 (20.0 to 20.0)"
+    assert rows["CE MinHash best"][2] == "16.0 (16.0 to 16.0)"
+
+
+def test_stopping_early_keeps_what_its_rule_says(file):
+    rows = cells(decisive_tables.early(file))
+    assert rows["n-gram score"][:2] == ["20", "18.00 (18.00 to 18.00)"]
+    assert rows["held-out loss"][:2] == ["100", "17.00 (17.00 to 17.00)"]
+
+
+def test_the_perplexity_near_chance_is_the_lowest_one():
+    points = [
+        analysis.Point(0.001, 20.0, 0.6),
+        analysis.Point(0.002, 18.0, 0.5),
+        analysis.Point(0.004, 16.0, 0.7),
+    ]
+    assert analysis.lowest_near_chance(points) == 18.0
+    assert analysis.lowest_near_chance(points[::2]) is None
+
+
+def test_extraction_and_relearning_are_of_the_passages_with_many_copies(tmp_path):
+    answers = {
+        "objective": "CE",
+        "seed": 0,
+        "copies": [64, 16, 16, 4, 0, 0],
+        "change": ["exact", "exact", "replaced 10 %", "exact", "control", "control"],
+        # One of two samples, one of a thousand, and less.
+        "nll": [math.log(1.9), math.log(1000), 50.0, 0.0, 60.0, 60.0],
+        "steps": [0, 3, None, 1, 40, None],
+    }
+    lines = [answers, answers | {"seed": 1}]
+    file = tmp_path / "answers.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    (row,) = cells(decisive_tables.afterwards(file)).values()
+    shares = []
+    for number in (1, 100, 10_000):
+        # The definition: one miss after the other.
+        found = [1 - (1 - math.exp(-nll)) ** number >= 0.5 for nll in answers["nll"][:3]]
+        shares.append(f"{100 * np.mean(found):.1f}")
+    assert row[:3] == shares == ["33.3", "33.3", "66.7"]
+    assert [cell.split(" ")[0] for cell in row[3:]] == ["0.0", "1.5", "50.0", "45.0"]
