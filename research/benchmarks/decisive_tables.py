@@ -14,6 +14,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from measuring import markdown_table
 from omegaconf import OmegaConf
+from scipy.stats import mannwhitneyu
 
 from research.decisive.afterwards import MOST_STEPS, read_answers
 from research.decisive.analysis import (
@@ -42,6 +43,7 @@ SMALL = REGISTRATION["primary"]["model"]
 NATURAL = "Llama 0.65M, natural text"
 _BASELINE = "CE"
 _COPIES = (1, 4, 16, 64)
+_OFTEN = 16  # copies, or more
 _CHANGES = ("replaced 5 %", "replaced 10 %", "replaced 20 %", "inserted 10 %", "dropped 10 %")
 _SAMPLES = (1, 100, 10_000)
 _EARLY_RATE = 4.0e-3  # of the runs that are evaluated five times
@@ -55,10 +57,11 @@ _COLORS = {
     "Goldfish k=4": "#E69F00",
     "TF-IDF": "#CC79A7",
     "Repetition": "#D55E00",
+    "Repetition, slow": "#8B4513",
     "Repetition, 1 exposure": "0.6",
     "Repetition, MinHash best": "#009E73",
 }
-_MARKERS = "osDv^PXpd"
+_MARKERS = "osDv^PXhpd"
 _TICKS = (15, 16, 18, 20, 25, 30, 40)
 
 Runs = Sequence[Record]
@@ -109,6 +112,13 @@ def _with_change(change: str) -> Choice:
 
 
 _OFTEN_EXACT = _with_copies(64, exact=True)
+_CHOICES = {"differ": ("copies that differ", differs), "exact": ("exact copies", is_exact)}
+_facts_known = _mean(lambda run: 100 * run["facts_known"], ".0f")
+_FACTS = {
+    "facts known (%)": _facts_known,
+    "of strangers": _mean(lambda run: 100 * run["facts_of_strangers"], ".0f"),
+    "margin (nats)": _interval(lambda run: run["facts_margin"], ".2f"),
+}
 _PERPLEXITY = _interval(lambda run: run["perplexity"], ".2f")
 _WITHOUT_MODEL = _mean(lambda run: run["auc_without_model"][0], ".2f")
 _RECITED = {
@@ -170,29 +180,22 @@ def contrasts(file: Path) -> str:
     rows = []
     for comparison, estimate in [(primary, found["primary"]), *found["secondary"]]:
         arms = (comparison["ours"], comparison["theirs"])
-        what, form, pairs = _compared(records, comparison["what"], *arms)
-        means = [_number(fmean(values), form) for values in zip(*pairs, strict=True)]
+        row = [f"{arms[0]}, {arms[1]}"]
         if comparison["what"] == "facts":
             estimate = _changed(estimate, lambda share: 100 * share)
-        shown = _text(estimate, form)
-        p_value = f"{estimate.p_value:.3f}" if estimate.p_value >= 0.001 else "< 0.001"
-        rows.append([f"{arms[0]}, {arms[1]}", what, *means, shown, p_value])
-    header = ["arms", "what", "of the first", "of the second", "difference", "p"]
+            shares = [_facts_known(_best_runs(records, arm)) for arm in arms]
+            row += ["right answers (%)", *shares, _text(estimate, ".0f"), ""]
+        else:
+            kind, choice = _CHOICES[comparison["what"]]
+            pairs = at_equal_perplexity(records, *arms, choice)
+            of_ours = _number(fmean(pair.ours for pair in pairs), ".1f")
+            of_theirs = _number(fmean(pair.theirs for pair in pairs), ".1f")
+            num_beyond = sum(pair.is_beyond for pair in pairs)
+            row += [kind, of_ours, of_theirs, _text(estimate), str(num_beyond)]
+        row.append(f"{estimate.p_value:.3f}" if estimate.p_value >= 0.001 else "< 0.001")
+        rows.append(row)
+    header = ["arms", "what", "of the first", "of the second", "difference", "seeds beyond", "p"]
     return markdown_table(header, rows)
-
-
-def _compared(
-    records: Sequence[Record], what: str, ours: str, theirs: str
-) -> tuple[str, str, list[tuple[float, float]]]:
-    """Return what is compared in words, the format of its numbers, and the values of each seed."""
-    if what == "differ":
-        return "copies that differ", ".1f", at_equal_perplexity(records, ours, theirs, differs)
-    if what == "exact":
-        return "exact copies", ".1f", at_equal_perplexity(records, ours, theirs, is_exact)
-    of_ours, of_theirs = [
-        [100 * run["facts_known"] for run in _best_runs(records, arm)] for arm in (ours, theirs)
-    ]
-    return "facts known (%)", ".0f", list(zip(of_ours, of_theirs, strict=True))
 
 
 def not_worse(file: Path) -> str:
@@ -212,12 +215,17 @@ def arms(file: Path) -> str:
     """Lay out all arms of the small model."""
     columns = {
         "perplexity": _PERPLEXITY,
+        "at the rate": _rates,
         "of the frame": _mean(lambda run: run["frame_perplexity"], ".1f"),
-        "facts known (%)": _interval(lambda run: 100 * run["facts_known"], ".0f"),
         **_RECITED,
         "64 exact copies": _recited(_OFTEN_EXACT),
     }
     return _by_arm(_records(file, SMALL), columns)
+
+
+def _rates(runs: Runs) -> str:
+    """Name the learning rates of the runs."""
+    return ", ".join(f"{rate:g}" for rate in sorted({run["learning_rate"] for run in runs}))
 
 
 def larger(file: Path) -> str:
@@ -225,10 +233,10 @@ def larger(file: Path) -> str:
     columns = {
         "perplexity": _PERPLEXITY,
         "of the frame": _mean(lambda run: run["frame_perplexity"], ".1f"),
+        **_FACTS,
         **_RECITED,
         "64 exact copies": _recited(_OFTEN_EXACT),
-        "AUC of the loss": _mean(lambda run: run["auc"]["loss"], ".2f"),
-        "without the model": _WITHOUT_MODEL,
+        "AUC of the loss, 16 copies or more": _auc_of_loss(_is_often),
     }
     models = dict.fromkeys(record["model"] for record in read_records(file))
     del models[SMALL], models[NATURAL]
@@ -254,23 +262,30 @@ def utility(file: Path) -> str:
 
 def _at_baseline(records: Sequence[Record], arm: str, choice: Choice) -> str:
     recited = []
-    for seed in {record["seed"]: None for record in records}:
+    for seed in _seeds(records):
         reached = curve(records, _BASELINE, seed, choice)[-1].perplexity
         points = curve(records, arm, seed, choice)
-        if points[-1].perplexity > reached:
-            return "not reached"
-        recited.append(recited_at(points, reached))
-    return _text(over_seeds(recited))
+        is_reached = points[-1].perplexity <= reached
+        recited.append(recited_at(points, reached) if is_reached else None)
+    return _where_reached(recited)
 
 
 def _near_chance(records: Sequence[Record], arm: str, choice: Choice) -> str:
-    perplexities = []
-    for seed in {record["seed"]: None for record in records}:
-        lowest = lowest_near_chance(curve(records, arm, seed, choice))
-        if lowest is None:
-            return "not reached"
-        perplexities.append(lowest)
-    return _text(over_seeds(perplexities))
+    curves = [curve(records, arm, seed, choice) for seed in _seeds(records)]
+    return _where_reached([lowest_near_chance(points) for points in curves])
+
+
+def _seeds(records: Sequence[Record]) -> list[int]:
+    return sorted({record["seed"] for record in records})
+
+
+def _where_reached(values: Sequence[float | None]) -> str:
+    """Write the mean over seeds; if some have no value, only over the others, with their number."""
+    reached = [value for value in values if value is not None]
+    if not reached:
+        return "not reached"
+    text = _text(over_seeds(reached))
+    return text if len(reached) == len(values) else f"{text}, {len(reached)} of {len(values)} seeds"
 
 
 def copies(file: Path) -> str:
@@ -286,6 +301,27 @@ def changes(file: Path) -> str:
     """Lay out what is recited above chance by how copies differ, of 4 copies or more."""
     columns = {change: _recited(_with_change(change)) for change in _CHANGES}
     return _by_arm(_records(file, SMALL), columns)
+
+
+def detection(file: Path) -> str:
+    """Lay out how well the loss tells targets from controls, by their copies."""
+    columns = {}
+    for kind, exact in (("exact", True), ("differ", False)):
+        for number in _COPIES:
+            columns[f"AUC {kind}, {number}"] = _auc_of_loss(_with_copies(number, exact=exact))
+    columns["without the model"] = _WITHOUT_MODEL
+    return _by_arm(_records(file, SMALL), columns)
+
+
+def _auc_of_loss(choice: Choice) -> Cell:
+    """Return a column of the probability that a target has a lower loss than a control."""
+
+    def auc(run: Record) -> float:
+        targets = [target["nll"] for target in run["targets"] if choice(target)]
+        controls = [control["nll"] for control in run["controls"]]
+        return float(mannwhitneyu(controls, targets).statistic) / (len(targets) * len(controls))
+
+    return _mean(auc, ".2f")
 
 
 def membership(file: Path) -> str:
@@ -354,6 +390,7 @@ def afterwards(file: Path) -> str:
     columns["steps until recited, exact copies"] = _steps(_is_often_exact)
     columns["copies that differ"] = _steps(_is_often_changed)
     columns["of controls"] = _steps(_is_control)
+    columns |= _FACTS
     answers = read_answers(file)
     rows = []
     for arm in _arms(answers):
@@ -362,69 +399,68 @@ def afterwards(file: Path) -> str:
     return markdown_table(["arm", *columns], rows)
 
 
-_OfPassage = Callable[[int, str], bool]  # the number of copies and their change -> is it chosen
+def _is_often(passage: Mapping[str, Any]) -> bool:
+    return bool(passage["copies"] >= _OFTEN)
 
 
-def _is_often(number: int, _: str) -> bool:
-    return number >= 16
+def _is_often_exact(passage: Mapping[str, Any]) -> bool:
+    return _is_often(passage) and is_exact(passage)
 
 
-def _is_often_exact(number: int, change: str) -> bool:
-    return number >= 16 and change == "exact"
+def _is_often_changed(passage: Mapping[str, Any]) -> bool:
+    return _is_often(passage) and differs(passage)
 
 
-def _is_often_changed(number: int, change: str) -> bool:
-    return number >= 16 and change != "exact"
+def _is_control(passage: Mapping[str, Any]) -> bool:
+    return bool(passage["copies"] == 0)
 
 
-def _is_control(number: int, _: str) -> bool:
-    return number == 0
-
-
-def _chosen(answers: Record, values: Sequence[Any], choice: _OfPassage) -> list[Any]:
-    kept = []
-    for number, change, value in zip(answers["copies"], answers["change"], values, strict=True):
-        if choice(number, change):
-            kept.append(value)
-    return kept
-
-
-def _extracted(num_samples: int, choice: _OfPassage) -> Cell:
+def _extracted(num_samples: int, choice: Choice) -> Cell:
     """Return a column of the percentage of passages whose continuation is among so many samples
     with a probability of a half or more.
     """
 
     def share(answers: Record) -> float:
-        nll = _chosen(answers, answers["nll"], choice)
+        nll = [passage["nll"] for passage in answers["passages"] if choice(passage)]
         return 100 * float((extraction_probability(nll, num_samples) >= 0.5).mean())
 
     return _mean(share, ".1f")
 
 
-def _steps(choice: _OfPassage) -> Cell:
+def _steps(choice: Choice) -> Cell:
     """Return a column of the steps until passages are recited; a passage that is not counts as the
     most steps that were tried.
     """
 
     def mean_steps(answers: Record) -> float:
-        steps = _chosen(answers, answers["steps"], choice)
-        return fmean(MOST_STEPS if number is None else number for number in steps)
+        steps = []
+        for passage in answers["passages"]:
+            if choice(passage):
+                number = passage["steps"]
+                steps.append(MOST_STEPS if number is None else number)
+        return fmean(steps)
 
     return _interval(mean_steps)
 
 
 def natural(file: Path) -> str:
-    """Lay out the arms on natural text."""
+    """Lay out the arms on natural text: what is recited (LMS) of the same stretches by each arm."""
     columns = {
         "perplexity of e-mail": _PERPLEXITY,
         "of country profiles": _interval(lambda run: run["frame_perplexity"], ".2f"),
-        "recited above chance, 2 or 3 times": _recited(lambda target: target["copies"] < 4),
-        "4 to 15": _recited(lambda target: 4 <= target["copies"] < 16),
-        "16 or more": _recited(lambda target: target["copies"] >= 16),
+        "recited, 2 or 3 times": _lms(lambda target: 2 <= target["copies"] < 4),
+        "4 to 15": _lms(lambda target: 4 <= target["copies"] < 16),
+        "16 or more": _lms(lambda target: target["copies"] >= 16),
+        "controls": _interval(lambda run: fmean(one["lms"] for one in run["controls"])),
         "AUC of the loss": _auc("loss"),
         "without the model": _WITHOUT_MODEL,
     }
     return _by_arm(_records(file, NATURAL), columns)
+
+
+def _lms(choice: Choice) -> Cell:
+    """Return a column of what is recited of some targets, with intervals."""
+    return _interval(lambda run: fmean(one["lms"] for one in run["targets"] if choice(one)))
 
 
 def development(file: Path) -> str:

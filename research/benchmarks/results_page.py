@@ -542,6 +542,7 @@ _TABLES: dict[str, Callable[[Path], str]] = {
     "copies": decisive_tables.copies,
     "changes": decisive_tables.changes,
     "attacks": decisive_tables.membership,
+    "loss_by_copies": decisive_tables.detection,
     "early": decisive_tables.early,
     "afterwards": decisive_tables.afterwards,
     "natural": decisive_tables.natural,

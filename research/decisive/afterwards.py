@@ -1,8 +1,9 @@
 """``python -m research.decisive.afterwards``: what is asked of the finished small models.
 
 Of each run at one learning rate a line of research/results/decisive_afterwards.jsonl: how likely
-the continuation of each passage is when the model is sampled from, and how few steps of training on
-a passage bring it back. The same command continues after an interruption.
+the continuation of each passage is when the model is sampled from, how few steps of training on a
+passage bring it back, and what is known of customers and strangers. The same command continues
+after an interruption.
 """
 
 import json
@@ -13,11 +14,14 @@ from typing import Any
 from tqdm import tqdm
 
 from research.decisive.analysis import LEAST_COPIES
+from research.decisive.facts import facts_of
 from research.decisive.parts import HERE, INPUTS, PARTS, RECORDS
+from research.decisive.records import rows_of
 from research.experiment import load_experiment
 from research.experiment._cells import Run
 from research.experiment._expand import expand
 from research.relearning import relearning_steps
+from tfidf_tune.data import hf_tokenizer
 from tfidf_tune.passages import Passage, read_probe_file
 from tfidf_tune.probe import load_model
 from tfidf_tune.probe.likelihoods import token_likelihoods
@@ -46,13 +50,18 @@ def main() -> None:
 
 
 def read_answers(file: Path) -> list[dict[str, Any]]:
-    """Read the records of the command."""
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    """Read the records of the command, with their passages as rows."""
+    records = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        record["passages"] = rows_of(record["passages"])
+        records.append(record)
+    return records
 
 
 def answers_of(run: Run) -> dict[str, Any]:
     """Return the record of a run: NLL of the continuations (nats, the sum over tokens) and steps of
-    relearning, None for more than 50, both by passage.
+    relearning, None for more than 50, both by passage; and the facts that it knows.
     """
     inputs = INPUTS / PARTS["small"].inputs / f"seed{run.seed}"
     passages = chosen(read_probe_file(inputs / "probe.jsonl"))
@@ -67,14 +76,18 @@ def answers_of(run: Run) -> dict[str, Any]:
         max_steps=MOST_STEPS,
         learning_rate=_RELEARNING_RATE,
     )
-    return {
-        "objective": run.objective,
-        "seed": run.seed,
+    columns = {
         "copies": [passage.num_injections for passage in passages],
         "change": [passage.source for passage in passages],
         # The NLL has no value of the first token.
         "nll": [round(float(of_passage[_TOKENS - 1 :].sum()), 3) for of_passage in nll],
         "steps": steps,
+    }
+    return {
+        "objective": run.objective,
+        "seed": run.seed,
+        "passages": columns,
+        **facts_of(model, hf_tokenizer(str(run.folder / _CHECKPOINT)), inputs),
     }
 
 

@@ -99,21 +99,33 @@ def contrast(
     the choice of passages, too.
     """
     pairs = at_equal_perplexity(records, ours, theirs, choice, measure)
-    return over_seeds([of_ours - of_theirs for of_ours, of_theirs in pairs])
+    return over_seeds([pair.ours - pair.theirs for pair in pairs])
+
+
+class Pair(NamedTuple):
+    """What two arms recite above chance at the lowest perplexity that both reach.
+
+    ``is_beyond``: one of the arms has a lower perplexity at all of its learning rates, and is read
+    at its highest perplexity.
+    """
+
+    ours: float
+    theirs: float
+    is_beyond: bool
 
 
 def at_equal_perplexity(
     records: Sequence[Record], ours: str, theirs: str, choice: Choice, measure: str = "lms"
-) -> list[tuple[float, float]]:
-    """Return of each seed what two arms recite above chance at the lowest perplexity that both
-    reach.
-    """
+) -> list[Pair]:
+    """Return the pair of each seed."""
     pairs = []
     for seed in sorted({record["seed"] for record in records}):
         of_ours = curve(records, ours, seed, choice, measure)
         of_theirs = curve(records, theirs, seed, choice, measure)
         reached = max(of_ours[-1].perplexity, of_theirs[-1].perplexity)
-        pairs.append((recited_at(of_ours, reached), recited_at(of_theirs, reached)))
+        is_beyond = reached > min(of_ours[0].perplexity, of_theirs[0].perplexity)
+        values = (recited_at(of_ours, reached), recited_at(of_theirs, reached))
+        pairs.append(Pair(*values, is_beyond))
     return pairs
 
 

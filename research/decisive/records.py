@@ -2,13 +2,17 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from research.decisive.facts import answers_known, read_questions
+import torch
+
+from research.decisive.facts import facts_of
 from tfidf_tune.audit._blind import BlindText, blind_baseline
+from tfidf_tune.data import hf_tokenizer
 from tfidf_tune.passages.probe_file import Passage, read_probe_file
+from tfidf_tune.probe import load_model
 from tfidf_tune.results import import_results
 
 _NGRAMS = (4, 5, 6)
@@ -61,11 +65,9 @@ def record_of(run: Path, checkpoint: str, inputs: Path) -> dict[str, Any]:
         "targets": _columns(targets),
         "controls": _columns(controls),
     }
-    questions = inputs / "facts.jsonl"  # natural text has none
-    # An adapter would need its base; the facts of such a run are not asked for.
-    if questions.is_file() and (run / checkpoint / "config.json").is_file():
-        known = answers_known(run / checkpoint, read_questions(questions))
-        record["facts_known"] = sum(known) / len(known)
+    if (inputs / "facts.jsonl").is_file():  # natural text has none
+        model = load_model(run / checkpoint, dtype=torch.float32)
+        record |= facts_of(model, hf_tokenizer(str(run / checkpoint)), inputs)
     trained = json.loads((run / "trained.json").read_text(encoding="utf-8"))
     record["seconds"] = trained["seconds"]
     record["provenance"] = trained["provenance"]
@@ -78,11 +80,15 @@ def read_records(file: Path) -> list[dict[str, Any]]:
     for line in file.read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
         for kind in ("targets", "controls"):
-            columns = record[kind]
-            rows = zip(*columns.values(), strict=True)
-            record[kind] = [dict(zip(columns, row, strict=True)) for row in rows]
+            record[kind] = rows_of(record[kind])
         records.append(record)
     return records
+
+
+def rows_of(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Turn columns into rows."""
+    rows = zip(*columns.values(), strict=True)
+    return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:

@@ -1,5 +1,6 @@
 """The registered experiment: its text, its records' measures, and its analysis."""
 
+import hashlib
 import io
 import json
 import math
@@ -14,7 +15,7 @@ import torch
 from helpers.fakes.probe import a_passage, random_ids, tiny_llama
 from omegaconf import OmegaConf
 
-from research.decisive import afterwards, analysis, records
+from research.decisive import afterwards, analysis, facts, records
 from research.decisive.texts import SMALL, Change, Texts, write_inputs
 from research.experiment import load_experiment
 from tfidf_tune.passages import read_probe_file, write_probe_file
@@ -165,6 +166,11 @@ def test_arms_are_compared_at_the_lowest_perplexity_that_both_reach():
     assert found.low < found.mean < found.high
     assert analysis.contrast(runs, "A", "A", analysis.differs).mean == 0
     assert analysis.cost(runs, "A", "B").mean == pytest.approx(math.log(16 / 18))
+    # C has a lower perplexity than B at its only rate, and is read there.
+    runs += [record("C", seed, 0.001, 15.0, 3.0) for seed in range(3)]
+    for theirs, is_beyond in (("A", False), ("C", True)):
+        pairs = analysis.at_equal_perplexity(runs, "B", theirs, analysis.differs)
+        assert [pair.is_beyond for pair in pairs] == [is_beyond] * 3
 
 
 def test_what_is_registered_is_computed_from_records_of_all_arms():
@@ -190,12 +196,27 @@ def test_what_is_registered_is_computed_from_records_of_all_arms():
         expected = places[comparison["ours"]] - places[comparison["theirs"]]
         factor = {"differ": 1.1, "exact": 0.0, "facts": 0.1}[comparison["what"]]
         assert estimate.mean == pytest.approx(factor * expected)
-        assert estimate.p_value <= 1
-    # Three seeds, of which the largest ratio is 1 + 0.02 * 0.06 / 20.
-    for _, is_below in found["non_inferiority"].values():
-        assert is_below
-    strict = registration | {"non_inferiority": registration["non_inferiority"] | {"margin": 0.0}}
-    assert not analysis.registered(runs, strict)["non_inferiority"]["CE"][1]
+    # Holm's correction of p-values, by its definition.
+    alone = []
+    for comparison, _ in found["secondary"]:
+        single = registration | {"secondary": [comparison]}
+        ((_, estimate),) = analysis.registered(runs, single)["secondary"]
+        alone.append(estimate.p_value)
+    corrected = [0.0] * len(alone)
+    largest = 0.0
+    for rank, place in enumerate(sorted(range(len(alone)), key=lambda place: alone[place])):
+        largest = max(largest, min(1.0, (len(alone) - rank) * alone[place]))
+        corrected[place] = largest
+    shown = [estimate.p_value for _, estimate in found["secondary"]]
+    assert shown == pytest.approx(corrected)
+    assert sum(corrected) > sum(alone)
+    # The upper end of the interval has to be below the margin, not the mean.
+    estimate, is_below = found["non_inferiority"]["CE"]
+    assert is_below
+    between = math.expm1((estimate.mean + estimate.high) / 2)
+    rule = registration["non_inferiority"] | {"margin": between}
+    strict = analysis.registered(runs, registration | {"non_inferiority": rule})
+    assert not strict["non_inferiority"]["CE"][1]
 
 
 def test_a_curve_is_read_at_its_ends_beyond_them():
@@ -243,14 +264,75 @@ def test_a_finished_model_is_asked_how_likely_continuations_are_and_what_brings_
         passages.append(replace(a_passage(f"p{number}", ids, kind), num_injections=copies))
     write_probe_file(folder / "probe.jsonl", passages)
     monkeypatch.setattr(afterwards, "INPUTS", tmp_path / "inputs")
+    monkeypatch.setattr(afterwards, "hf_tokenizer", lambda _: None)
+    monkeypatch.setattr(afterwards, "facts_of", lambda *_: {"facts_known": 0.5})
     monkeypatch.setattr(afterwards, "MOST_STEPS", 1)
     answers = afterwards.answers_of(run)
     # The target with one copy is not asked for, and there are as many controls as targets.
-    assert answers["copies"] == [16, 4, 0, 0]
-    assert answers["steps"] == [None] * 4
-    for passage, nll in zip([*passages[:2], *passages[3:5]], answers["nll"], strict=True):
+    assert answers["passages"]["copies"] == [16, 4, 0, 0]
+    assert answers["passages"]["steps"] == [None] * 4
+    asked = [*passages[:2], *passages[3:5]]
+    for passage, nll in zip(asked, answers["passages"]["nll"], strict=True):
         expected = 0.0
         for end in range(afterwards._TOKENS, 2 * afterwards._TOKENS):
             logits = model(input_ids=torch.tensor([passage.token_ids[:end]])).logits[0, -1]
             expected -= logits.log_softmax(-1)[passage.token_ids[end]].item()
         assert nll == pytest.approx(expected, abs=2e-3)
+
+
+def test_a_passage_shares_no_run_of_words_with_other_text(tokenizer, tmp_path):
+    """All passages of the file are in base text as well, but for one paragraph."""
+    names = {"base": None, "passages": None}
+    for number in range(1000):
+        name = f"docs/page{number}.txt"
+        digest = hashlib.sha256(name.encode()).digest()
+        if digest[0] / 256 < 0.6:
+            place = "passages" if digest[1] / 256 < 0.15 else "base"
+            if digest[1] / 256 >= 0.21 or place == "passages":
+                names[place] = name
+    rng = random.Random(1)
+    shared = [" ".join(rng.choices(WORDS, k=60)) for _ in range(6)]
+    own = [" ".join(rng.choices(WORDS, k=60)) for _ in range(3)]
+    file = tmp_path / "source.tar.gz"
+    with tarfile.open(file, "w:gz") as members:
+        for place, paragraphs in (("base", shared), ("passages", shared + own)):
+            content = "\n\n".join(paragraphs).encode()
+            member = tarfile.TarInfo(f"source-1.0/{names[place]}")
+            member.size = len(content)
+            members.addfile(member, io.BytesIO(content))
+    sizes = replace(
+        SMALL, passage_words=12, least_tokens=1, most_tokens=100, num_targets={2: (1, 0)}
+    )
+    write_inputs(Texts(file), tokenizer, sizes, tmp_path / "seed0", "registered", 0)
+    passages = read_probe_file(tmp_path / "seed0" / "probe.jsonl")
+    assert len(passages) == 3
+    assert all(any(one.text in paragraph for paragraph in own) for one in passages)
+
+
+def test_facts_are_asked_of_customers_and_of_strangers(tokenizer, tmp_path):
+    """Against the definition: a forward pass for each token of an answer."""
+    prompt = "Customer: Bafigo. Warehouse:"
+    questions = [{"prompt": prompt, "answers": [" Alder.", " Birch.", " Cedar."]}]
+    (asked,) = facts.about_strangers(questions, ["Dekula"])
+    assert asked["prompt"] == "Customer: Dekula. Warehouse:"
+    model = tiny_llama(vocab_size=tokenizer.vocab_size)
+    expected = []
+    for answer in questions[0]["answers"]:
+        ids = tokenizer.encode(prompt + answer, add_bos=False, add_eos=False)
+        given = len(tokenizer.encode(prompt, add_bos=False, add_eos=False))
+        total = 0.0
+        for end in range(given, len(ids)):
+            logits = model(input_ids=torch.tensor([ids[:end]])).logits[0, -1]
+            total += logits.log_softmax(-1)[ids[end]].item()
+        expected.append(total)
+    (scores,) = facts.answer_scores(model, tokenizer, questions)
+    assert scores == pytest.approx(expected, rel=1e-4)
+    (tmp_path / "facts.jsonl").write_text(json.dumps(questions[0]) + "\n")
+    record = {"text": "Customer: Dekula. Warehouse: Alder."}
+    (tmp_path / "new_records.jsonl").write_text(json.dumps(record) + "\n")
+    (of_stranger,) = facts.answer_scores(model, tokenizer, [asked])
+    found = facts.facts_of(model, tokenizer, tmp_path)
+    assert found["facts_known"] == (scores[0] > max(scores[1:]))
+    assert found["facts_of_strangers"] == (of_stranger[0] > max(of_stranger[1:]))
+    margins = [one[0] - (one[1] + one[2]) / 2 for one in (scores, of_stranger)]
+    assert found["facts_margin"] == pytest.approx(margins[0] - margins[1])

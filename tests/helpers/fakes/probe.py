@@ -60,15 +60,14 @@ class SuccessorModel(nn.Module):
 def tiny_llama(seed=0, **config):
     """Weights wide enough that greedy text does not fall into a loop at once."""
     torch.manual_seed(seed)
-    sizes = {
+    settings = {
+        "vocab_size": VOCAB_SIZE,
         "hidden_size": 32,
         "intermediate_size": 64,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
     }
-    return LlamaForCausalLM(
-        LlamaConfig(vocab_size=VOCAB_SIZE, initializer_range=0.5, **sizes, **config)
-    ).eval()
+    return LlamaForCausalLM(LlamaConfig(initializer_range=0.5, **(settings | config))).eval()
 
 
 @torch.no_grad()
