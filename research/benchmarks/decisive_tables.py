@@ -467,8 +467,9 @@ def development(file: Path) -> str:
     """Lay out the arms on development text: one seed."""
     columns = {
         "perplexity": _PERPLEXITY,
+        "at the rate": _rates,
         "of the frame": _mean(lambda run: run["frame_perplexity"], ".1f"),
-        "facts known (%)": _mean(lambda run: 100 * run["facts_known"], ".0f"),
+        "facts known (%)": _facts_known,
         **_RECITED,
         "64 exact copies": _recited(_OFTEN_EXACT),
         "AUC of the loss": _auc("loss"),

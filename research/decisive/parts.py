@@ -22,6 +22,7 @@ class Part(NamedTuple):
 
 PARTS = {
     "development": Part("development", SMALL, "development", "decisive_development.jsonl"),
+    "rates": Part("development", SMALL, "development", "decisive_development.jsonl"),
     "small": Part("small", SMALL),
     "early": Part("small", SMALL),
     "middle": Part("small", SMALL),
