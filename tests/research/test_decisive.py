@@ -12,10 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers.fakes import runs as fake
 from helpers.fakes.probe import a_passage, random_ids, tiny_llama
 from omegaconf import OmegaConf
 
+from research.decisive import __main__ as decisive_command
 from research.decisive import afterwards, analysis, facts, records
+from research.decisive.parts import PARTS
 from research.decisive.texts import SMALL, Change, Texts, write_inputs
 from research.experiment import load_experiment
 from tfidf_tune.passages import read_probe_file, write_probe_file
@@ -336,3 +339,100 @@ def test_facts_are_asked_of_customers_and_of_strangers(tokenizer, tmp_path):
     assert found["facts_of_strangers"] == (of_stranger[0] > max(of_stranger[1:]))
     margins = [one[0] - (one[1] + one[2]) / 2 for one in (scores, of_stranger)]
     assert found["facts_margin"] == pytest.approx(margins[0] - margins[1])
+
+
+def test_a_checkpoint_is_recorded_once_and_other_settings_are_refused(tmp_path, monkeypatch):
+    def a_run(objective, settings, done):
+        names = {"model": "Llama 0.65M", "objective": objective, "learning_rate": 0.004, "seed": 0}
+        return SimpleNamespace(
+            **names,
+            settings=settings,
+            evaluations={50: None, 100: None},
+            is_done=lambda percent: percent in done,
+            folder=tmp_path / objective,
+            title=objective,
+        )
+
+    runs = [a_run("CE", {"max_steps": 5}, {50, 100}), a_run("TF-IDF", {"max_steps": 5}, {50})]
+    asked = []
+
+    def recorded(folder, checkpoint, inputs):
+        asked.append((folder.name, checkpoint, inputs.name))
+        (run,) = [run for run in runs if run.folder == folder]
+        names = ("model", "objective", "learning_rate", "seed")
+        return {name: getattr(run, name) for name in names} | {"checkpoint": checkpoint}
+
+    monkeypatch.setattr(decisive_command, "RECORDS", tmp_path)
+    monkeypatch.setattr(decisive_command, "expand", lambda experiment: runs)
+    monkeypatch.setattr(decisive_command, "record_of", recorded)
+    part = PARTS["small"]
+    assert decisive_command._keep_records(None, part) == {"TF-IDF"}
+    expected = [("CE", 50), ("CE", 100), ("TF-IDF", 50)]
+    assert asked == [(name, f"checkpoint_{percent}pct", "seed0") for name, percent in expected]
+    # The same command again: what is recorded is not asked for.
+    runs[1] = a_run("TF-IDF", {"max_steps": 5}, {50, 100})
+    assert decisive_command._keep_records(None, part) == set()
+    assert asked[3:] == [("TF-IDF", "checkpoint_100pct", "seed0")]
+    lines = (tmp_path / part.records).read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 4
+    runs[0] = a_run("CE", {"max_steps": 6}, {50, 100})
+    with pytest.raises(ValueError, match="has CE, checkpoint_50pct, with other settings"):
+        decisive_command._keep_records(None, part)
+
+
+def test_a_record_has_of_each_passage_the_means_of_its_prompts(tmp_path):
+    run = tmp_path / "run"
+    inputs = tmp_path / "inputs"
+    inputs.mkdir()
+    passages = []
+    samples = []
+    likelihoods = []
+    for number in range(24):
+        kind = ("target", "control")[number % 2]
+        words = " ".join(WORDS[(number + step) % len(WORDS)] for step in range(20))
+        passage = a_passage(f"p{number:02d}", [1, 2], kind)
+        copies = 16 if kind == "target" else 0
+        passages.append(replace(passage, text=words, num_injections=copies, source="exact"))
+        likelihoods.append(fake.likelihoods(passage.id, kind, nll=number / 10))
+        for prefix_length, lms in ((24, number % 7), (40, 2)):
+            near = {"edit_distance": lms / 8, "common_subsequence": lms}
+            samples.append(
+                fake.sample(passage.id, lms, kind=kind, prefix_length=prefix_length, **near)
+            )
+    write_probe_file(inputs / "probe.jsonl", passages)
+    (inputs / "content.json").write_text('{"targets": 12}')
+    evaluated = fake.evaluation(samples=samples, passages=tuple(likelihoods))
+    fake.write_run(run, fake.run("CE", [evaluated], seed=3, learning_rate=0.004))
+    (file,) = (run / "evaluation").rglob("results_*.json")
+    content = json.loads(file.read_text(encoding="utf-8"))
+    content["results"] = {
+        "tfidf_membership": {"auc_loss,none": 0.7, "auc_loss_stderr,none": "N/A", "nll,none": 1.0},
+        "tfidf_wikitext2_ppl": {"token_perplexity,none": 15.0},
+        "tfidf_other_ppl": {"token_perplexity,none": 2.0},
+    }
+    file.write_text(json.dumps(content), encoding="utf-8")
+    trained = {"seconds": 9.0, "provenance": {"date": "2026-11-29"}}
+    (run / "trained.json").write_text(json.dumps(trained))
+    record = records.record_of(run, "checkpoint_100pct", inputs)
+    assert record["objective"] == "CE"
+    assert (record["seed"], record["learning_rate"]) == (3, 0.004)
+    assert (record["perplexity"], record["frame_perplexity"]) == (15.0, 2.0)
+    assert record["auc"] == {"loss": 0.7}
+    assert record["content"] == {"targets": 12}
+    assert "facts_known" not in record
+    own = [number for number in range(24) if number % 2 == 0]
+    targets = record["targets"]
+    assert targets["copies"] == [16] * 12
+    assert targets["change"] == ["exact"] * 12
+    assert targets["lms"] == [(number % 7 + 2) / 2 for number in own]
+    assert targets["nll"] == [number / 10 for number in own]
+    assert targets["edit_distance"] == pytest.approx([lms / 8 for lms in targets["lms"]], abs=1e-3)
+    # Of a reference of 8 tokens, two recited ones are no n-gram of 4, and five are two of five.
+    shares = []
+    for number in own:
+        recited = number % 7
+        of_lengths = [max(0, recited - n + 1) / (8 - n + 1) for n in (4, 5, 6)]
+        shares.append(sum(of_lengths) / 3 / 2)
+    assert targets["ngrams"] == pytest.approx(shares, abs=1e-3)
+    assert len(record["controls"]["lms"]) == 12
+    assert "copies" not in record["controls"]
