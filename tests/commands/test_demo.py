@@ -127,9 +127,10 @@ def test_a_failing_command_ends_the_demo_with_its_code_and_last_lines(ran, capsy
 def test_a_signal_ends_the_demo_and_its_commands(tmp_path, number):
     """Of three commands that would never end, two are started; the first waits before it ends."""
     code = """
-import sys
+import signal, sys
 from pathlib import Path
 from tfidf_tune.commands import demo
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also if the tests were started by nohup
 waits = "import signal, sys, time\\n" \
     "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.2), sys.exit(143)))\\n" \
     "print('ready', flush=True)\\n" \
