@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 def download(requirements: Path, folder: Path) -> None:
@@ -44,6 +44,11 @@ class NpmPackage(NamedTuple):
                 f"{file} has the SHA-512 {sha512}, not {self.sha512}: remove it to download it anew"
             )
         return file
+
+
+def read_json_lines(file: Path) -> list[dict[str, Any]]:
+    """Read a file that has a JSON object in each line."""
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def write_texts(file: Path, texts: Iterable[str]) -> None:

@@ -7,14 +7,15 @@ rate. Values are means over seeds, with Student's t-interval at 95 %.
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 from measuring import markdown_table
 from omegaconf import OmegaConf
-from scipy.stats import mannwhitneyu
 
 from research.decisive.afterwards import MOST_STEPS, read_answers
 from research.decisive.analysis import (
@@ -34,7 +35,8 @@ from research.decisive.analysis import (
 )
 from research.decisive.records import read_records
 from research.seeds import SeedEstimate, over_seeds
-from tfidf_tune.probe.membership_scores import extraction_probability
+from tfidf_tune.probe.membership_scores import extraction_probability, roc_auc
+from tfidf_tune.probe.run_identity import MILESTONE
 
 REGISTRATION: Any = OmegaConf.to_container(
     OmegaConf.load(Path(__file__).parents[1] / "decisive.yaml")
@@ -127,11 +129,17 @@ _RECITED = {
 }
 
 
+@cache
+def _read(file: Path) -> list[dict[str, Any]]:
+    """Read the records once for all tables."""
+    return read_records(file)
+
+
 def _records(file: Path, model: str) -> list[dict[str, Any]]:
     """Read the records of a model at the end of training."""
     return [
         record
-        for record in read_records(file)
+        for record in _read(file)
         if record["model"] == model and record["checkpoint"] == LAST_CHECKPOINT
     ]
 
@@ -153,19 +161,24 @@ def _best_runs(records: Iterable[Record], arm: str) -> Runs:
 
 
 def _by_arm(records: Sequence[Record], columns: Mapping[str, Cell]) -> str:
-    """Lay out a row for each arm."""
+    """Lay out a row for each arm, of its best runs."""
+    best = {arm: _best_runs(records, arm) for arm in _arms(records)}
+    return _by_group("arm", best, columns)
+
+
+def _by_group(header: str, groups: Mapping[str, Runs], columns: Mapping[str, Cell]) -> str:
+    """Lay out a row for each group of runs."""
     rows = []
-    for arm in _arms(records):
-        runs = _best_runs(records, arm)
-        rows.append([arm, *(cell(runs) for cell in columns.values())])
-    return markdown_table(["arm", *columns], rows)
+    for name, runs in groups.items():
+        rows.append([name, *(cell(runs) for cell in columns.values())])
+    return markdown_table([header, *columns], rows)
 
 
 def progress(file: Path) -> str:
     """Lay out how many runs are recorded."""
     numbers = Counter(
         (record["model"], record["objective"])
-        for record in read_records(file)
+        for record in _read(file)
         if record["checkpoint"] == LAST_CHECKPOINT
     )
     rows = [[model, arm, str(number)] for (model, arm), number in numbers.items()]
@@ -238,7 +251,7 @@ def larger(file: Path) -> str:
         "64 exact copies": _recited(_OFTEN_EXACT),
         "AUC of the loss, 16 copies or more": _auc_of_loss(_is_often),
     }
-    models = dict.fromkeys(record["model"] for record in read_records(file))
+    models = dict.fromkeys(record["model"] for record in _read(file))
     del models[SMALL], models[NATURAL]
     tables = [f"**{model}**\n\n{_by_arm(_records(file, model), columns)}" for model in models]
     return "\n\n".join(tables)
@@ -319,7 +332,7 @@ def _auc_of_loss(choice: Choice) -> Cell:
     def auc(run: Record) -> float:
         targets = [target["nll"] for target in run["targets"] if choice(target)]
         controls = [control["nll"] for control in run["controls"]]
-        return float(mannwhitneyu(controls, targets).statistic) / (len(targets) * len(controls))
+        return roc_auc(-np.array(targets), -np.array(controls))
 
     return _mean(auc, ".2f")
 
@@ -358,7 +371,7 @@ def _edit_distance_of_controls(run: Record) -> float:
 def early(file: Path) -> str:
     """Lay out plain cross-entropy that is stopped early, by two rules, and at its end."""
     of_runs: dict[int, list[Record]] = {}
-    for record in read_records(file):
+    for record in _read(file):
         is_early = record["objective"] == _BASELINE and record["learning_rate"] == _EARLY_RATE
         if is_early and record["model"] == SMALL:
             of_runs.setdefault(record["seed"], []).append(record)
@@ -370,15 +383,13 @@ def early(file: Path) -> str:
         kept["held-out loss"].append(min(checkpoints, key=lambda record: record["perplexity"]))
         kept["end of training"].append(checkpoints[-1])
     columns = {"at (%)": _mean(_percent, ".0f"), "perplexity": _PERPLEXITY, **_RECITED}
-    rows = []
-    for rule, runs in kept.items():
-        rows.append([rule, *(cell(runs) for cell in columns.values())])
-    return markdown_table(["stopped by", *columns], rows)
+    return _by_group("stopped by", kept, columns)
 
 
 def _percent(record: Record) -> float:
     """Return how far training was: 20 of "checkpoint_20pct"."""
-    return float(record["checkpoint"].removeprefix("checkpoint_").removesuffix("pct"))
+    milestone: Any = MILESTONE.fullmatch(record["checkpoint"])
+    return float(milestone[1])
 
 
 def afterwards(file: Path) -> str:
@@ -391,12 +402,10 @@ def afterwards(file: Path) -> str:
     columns["copies that differ"] = _steps(_is_often_changed)
     columns["of controls"] = _steps(_is_control)
     columns |= _FACTS
-    answers = read_answers(file)
-    rows = []
-    for arm in _arms(answers):
-        own = [record for record in answers if record["objective"] == arm]
-        rows.append([arm, *(cell(own) for cell in columns.values())])
-    return markdown_table(["arm", *columns], rows)
+    by_arm: dict[str, list[Record]] = {}
+    for record in read_answers(file):
+        by_arm.setdefault(record["objective"], []).append(record)
+    return _by_group("arm", by_arm, columns)
 
 
 def _is_often(passage: Mapping[str, Any]) -> bool:
@@ -475,13 +484,13 @@ def development(file: Path) -> str:
         "AUC of the loss": _auc("loss"),
         "without the model": _WITHOUT_MODEL,
     }
-    return _by_arm(read_records(file), columns)
+    return _by_arm(_read(file), columns)
 
 
 def machine(file: Path) -> str:
     """Lay out what the records were made with, and how long training took."""
     by_model: dict[str, list[Record]] = {}
-    for record in read_records(file):
+    for record in _read(file):
         if record["checkpoint"] == LAST_CHECKPOINT:
             by_model.setdefault(record["model"], []).append(record)
     rows = []

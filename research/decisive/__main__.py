@@ -18,7 +18,7 @@ from research.decisive.records import record_of
 from research.decisive.texts import Texts, write_inputs
 from research.experiment import Experiment, load_experiment, run_experiment
 from research.experiment._expand import expand
-from research.files import download
+from research.files import download, read_json_lines
 from tfidf_tune._files import atomic_folder, digest
 from tfidf_tune.data import hf_tokenizer, train_embedded_tokenizer
 from tfidf_tune.training import milestone_name
@@ -68,8 +68,7 @@ def _keep_records(experiment: Experiment, part: Part) -> set[str]:
     file = RECORDS / part.records
     recorded = {}
     if file.is_file():
-        for line in file.read_text(encoding="utf-8").splitlines():
-            record = json.loads(line)
+        for record in read_json_lines(file):
             recorded[_name_of(record)] = record["settings"]
     missing = set()
     for run in expand(experiment):

