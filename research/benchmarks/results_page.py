@@ -9,8 +9,8 @@ them is by hand.
     <!-- table: operating_points frontier.jsonl -->
     <!-- end -->
 
-Figures are files in research/results, one for each model of frontier.jsonl. The first figure of
-docs/results.md is docs/results/summary.svg.
+Figures are files in research/results, one for each model of frontier.jsonl, and summary.svg. The
+figure of docs/results.md is docs/results/utility.svg.
 """
 
 import json
@@ -39,9 +39,10 @@ from tfidf_tune.results.membership_table import membership_table
 
 PAGE = Path(__file__).parents[2] / "docs" / "results.md"
 RESULTS = Path(__file__).parents[1] / "results"
+EVIDENCE = RESULTS / "evidence.md"
 ALL_TABLES = RESULTS / "README.md"
 # Pages, and where the records of their tables are.
-PAGES = {PAGE: RESULTS, ALL_TABLES: RESULTS, RESULTS / "decisive.md": RESULTS} | {
+PAGES = {page: RESULTS for page in (PAGE, EVIDENCE, ALL_TABLES, RESULTS / "decisive.md")} | {
     page: Path(__file__).parent / "results"
     for page in (
         RESULTS / "smollm2.md",
@@ -583,7 +584,7 @@ def draw_summary() -> None:
     figure.legend(
         *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False
     )
-    figure.savefig(PAGE.parent / "results" / "summary.svg", metadata={"Date": None})
+    figure.savefig(RESULTS / "summary.svg", metadata={"Date": None})
 
 
 def _reach(point: Any, name: str) -> list[list[float]]:
@@ -605,6 +606,9 @@ def draw_figures() -> None:
 
 if __name__ == "__main__":
     matplotlib.rcParams["svg.hashsalt"] = "results"  # the same file for the same results
+    decisive_tables.draw_curves(
+        RESULTS / "decisive.jsonl", PAGE.parent / "results" / "utility.svg"
+    )
     draw_summary()
     draw_figures()
     for page, folder in PAGES.items():

@@ -23,7 +23,7 @@ QUOTED = {
     *product(("exact", "fuzzy 10%"), ("TF-IDF", "Goldfish", "Repetition", "CE MinHash 0.11")),
 }
 PAGE = "\n".join(
-    file.read_text(encoding="utf-8") for file in (results_page.PAGE, results_page.ALL_TABLES)
+    file.read_text(encoding="utf-8") for file in (results_page.EVIDENCE, results_page.ALL_TABLES)
 )
 README = (results_page.PAGE.parents[1] / "README.md").read_text(encoding="utf-8")
 
