@@ -37,6 +37,7 @@ from research.decisive.records import read_records
 from research.seeds import SeedEstimate, over_seeds
 from tfidf_tune.probe.membership_scores import extraction_probability, roc_auc
 from tfidf_tune.probe.run_identity import MILESTONE
+from tfidf_tune.results import wording
 
 REGISTRATION: Any = OmegaConf.to_container(
     OmegaConf.load(Path(__file__).parents[1] / "decisive.yaml")
@@ -64,22 +65,44 @@ _COLORS = {
     "Repetition, MinHash best": "#009E73",
 }
 _MARKERS = "osDv^PXhpd"
-_TICKS = (15, 16, 18, 20, 25, 30, 40)
+# The arms of README's table: what they do, and the overrides of a config.
+_METHODS = {
+    "CE": ("plain cross-entropy", "loss=ce"),
+    "CE MinHash": (
+        "near copies removed before training",
+        "loss=ce dataset.deduplicate=minhash",
+    ),
+    "CE MinHash best": (
+        "documents that are alike removed, too",
+        "loss=ce dataset.deduplicate={method: minhash, threshold: 0.11, ngram: 2}",
+    ),
+    "Repetition": (
+        "repeated passages count less, from the 17th copy on",
+        "loss=repetition loss.weighting.exposures=16",
+    ),
+    "Repetition, 1 exposure": (
+        "repeated passages count less, from the second copy on",
+        "loss=repetition",
+    ),
+    "Goldfish k=4": (
+        "Goldfish loss (Hans et al. 2024): drops one token in four",
+        "loss=goldfish",
+    ),
+    "TF-IDF": ("TF-IDF weights, the method of the paper, raw counts", "loss=tfidf"),
+}
+_TICKS = (15, 16, 18, 20, 25)
 
 Runs = Sequence[Record]
 Cell = Callable[[Runs], str]  # the runs of an arm -> what stands in a column
 
 
-def _number(value: float, form: str) -> str:
-    """Write a number, without a minus before 0."""
-    text = f"{value:{form}}"
-    return text.removeprefix("-") if float(text) == 0 else text
+def _number(value: float, decimals: int) -> str:
+    return wording.cell(value, (math.nan, math.nan), decimals) or ""
 
 
-def _text(estimate: SeedEstimate, form: str = ".1f") -> str:
+def _text(estimate: SeedEstimate, decimals: int = 1) -> str:
     """Write a mean and its interval: "1.3 (0.9 to 1.7)"."""
-    mean, low, high = [_number(value, form) for value in estimate[:3]]
-    return mean if math.isnan(estimate.low) else f"{mean} ({low} to {high})"
+    return wording.cell(estimate.mean, (estimate.low, estimate.high), decimals) or ""
 
 
 def _changed(estimate: SeedEstimate, change: Callable[[float], float]) -> SeedEstimate:
@@ -89,14 +112,14 @@ def _changed(estimate: SeedEstimate, change: Callable[[float], float]) -> SeedEs
     )
 
 
-def _mean(value: Callable[[Record], float], form: str) -> Cell:
+def _mean(value: Callable[[Record], float], decimals: int) -> Cell:
     """Return a column of means over runs."""
-    return lambda runs: _number(fmean(map(value, runs)), form)
+    return lambda runs: _number(fmean(map(value, runs)), decimals)
 
 
-def _interval(value: Callable[[Record], float], form: str = ".1f") -> Cell:
+def _interval(value: Callable[[Record], float], decimals: int = 1) -> Cell:
     """Return a column of means over runs, with intervals."""
-    return lambda runs: _text(over_seeds([*map(value, runs)]), form)
+    return lambda runs: _text(over_seeds([*map(value, runs)]), decimals)
 
 
 def _recited(choice: Choice) -> Cell:
@@ -115,14 +138,14 @@ def _with_change(change: str) -> Choice:
 
 _OFTEN_EXACT = _with_copies(64, exact=True)
 _CHOICES = {"differ": ("copies that differ", differs), "exact": ("exact copies", is_exact)}
-_facts_known = _mean(lambda run: 100 * run["facts_known"], ".0f")
+_facts_known = _mean(lambda run: 100 * run["facts_known"], 0)
 _FACTS = {
     "facts known (%)": _facts_known,
-    "of strangers": _mean(lambda run: 100 * run["facts_of_strangers"], ".0f"),
-    "margin (nats)": _interval(lambda run: run["facts_margin"], ".2f"),
+    "of strangers": _mean(lambda run: 100 * run["facts_of_strangers"], 0),
+    "margin (nats)": _interval(lambda run: run["facts_margin"], 2),
 }
-_PERPLEXITY = _interval(lambda run: run["perplexity"], ".2f")
-_WITHOUT_MODEL = _mean(lambda run: run["auc_without_model"][0], ".2f")
+_PERPLEXITY = _interval(lambda run: run["perplexity"], 2)
+_WITHOUT_MODEL = _mean(lambda run: run["auc_without_model"][0], 2)
 _RECITED = {
     "recited above chance, copies that differ": _recited(differs),
     "exact copies": _recited(is_exact),
@@ -197,12 +220,12 @@ def contrasts(file: Path) -> str:
         if comparison["what"] == "facts":
             estimate = _changed(estimate, lambda share: 100 * share)
             shares = [_facts_known(_best_runs(records, arm)) for arm in arms]
-            row += ["right answers (%)", *shares, _text(estimate, ".0f"), ""]
+            row += ["right answers (%)", *shares, _text(estimate, 0), ""]
         else:
             kind, choice = _CHOICES[comparison["what"]]
             pairs = at_equal_perplexity(records, *arms, choice)
-            of_ours = _number(fmean(pair.ours for pair in pairs), ".1f")
-            of_theirs = _number(fmean(pair.theirs for pair in pairs), ".1f")
+            of_ours = _number(fmean(pair.ours for pair in pairs), 1)
+            of_theirs = _number(fmean(pair.theirs for pair in pairs), 1)
             num_beyond = sum(pair.is_beyond for pair in pairs)
             row += [kind, of_ours, of_theirs, _text(estimate), str(num_beyond)]
         row.append(f"{estimate.p_value:.3f}" if estimate.p_value >= 0.001 else "< 0.001")
@@ -229,11 +252,34 @@ def arms(file: Path) -> str:
     columns = {
         "perplexity": _PERPLEXITY,
         "at the rate": _rates,
-        "of the frame": _mean(lambda run: run["frame_perplexity"], ".1f"),
+        "of the frame": _mean(lambda run: run["frame_perplexity"], 1),
         **_RECITED,
         "64 exact copies": _recited(_OFTEN_EXACT),
     }
     return _by_arm(_records(file, SMALL), columns)
+
+
+def methods(file: Path) -> str:
+    """Lay out the main arms of the small model, with how to use them."""
+    records = _records(file, SMALL)
+    groups = {}
+    for arm, (method, _) in _METHODS.items():
+        groups[method] = _best_runs(records, arm)
+    columns = {
+        "Use": _overrides,
+        "Perplexity": _mean(lambda run: run["perplexity"], 1),
+        "of a frame": _mean(lambda run: run["frame_perplexity"], 1),
+        "Recited, 64 exact copies": _recited(_OFTEN_EXACT),
+        "64 copies that differ": _recited(_with_copies(64, exact=False)),
+        "AUC, 16 copies that differ": _auc_of_loss(_with_copies(16, exact=False)),
+    }
+    return _by_group("Method", groups, columns)
+
+
+def _overrides(runs: Runs) -> str:
+    """Write the overrides that make a run an arm."""
+    _, overrides = _METHODS[runs[0]["objective"]]
+    return f"`{overrides}`"
 
 
 def _rates(runs: Runs) -> str:
@@ -245,7 +291,7 @@ def larger(file: Path) -> str:
     """Lay out the arms of the larger models."""
     columns = {
         "perplexity": _PERPLEXITY,
-        "of the frame": _mean(lambda run: run["frame_perplexity"], ".1f"),
+        "of the frame": _mean(lambda run: run["frame_perplexity"], 1),
         **_FACTS,
         **_RECITED,
         "64 exact copies": _recited(_OFTEN_EXACT),
@@ -334,7 +380,7 @@ def _auc_of_loss(choice: Choice) -> Cell:
         controls = [control["nll"] for control in run["controls"]]
         return roc_auc(-np.array(targets), -np.array(controls))
 
-    return _mean(auc, ".2f")
+    return _mean(auc, 2)
 
 
 def membership(file: Path) -> str:
@@ -344,14 +390,14 @@ def membership(file: Path) -> str:
     for attack in records[0]["auc"]:
         columns[f"AUC {attack.replace('_', ' ')}"] = _auc(attack)
     columns["without the model"] = _WITHOUT_MODEL
-    columns["verbatim, 64 exact copies (%)"] = _mean(_verbatim, ".0f")
-    columns["edit distance"] = _mean(_edit_distance, ".2f")
-    columns["of controls"] = _mean(_edit_distance_of_controls, ".2f")
+    columns["verbatim, 64 exact copies (%)"] = _mean(_verbatim, 0)
+    columns["edit distance"] = _mean(_edit_distance, 2)
+    columns["of controls"] = _mean(_edit_distance_of_controls, 2)
     return _by_arm(records, columns)
 
 
 def _auc(attack: str) -> Cell:
-    return _mean(lambda run: run["auc"][attack], ".2f")
+    return _mean(lambda run: run["auc"][attack], 2)
 
 
 def _verbatim(run: Record) -> float:
@@ -382,7 +428,7 @@ def early(file: Path) -> str:
         kept["n-gram score"].append(stopped_early(checkpoints, limit))
         kept["held-out loss"].append(min(checkpoints, key=lambda record: record["perplexity"]))
         kept["end of training"].append(checkpoints[-1])
-    columns = {"at (%)": _mean(_percent, ".0f"), "perplexity": _PERPLEXITY, **_RECITED}
+    columns = {"at (%)": _mean(_percent, 0), "perplexity": _PERPLEXITY, **_RECITED}
     return _by_group("stopped by", kept, columns)
 
 
@@ -433,7 +479,7 @@ def _extracted(num_samples: int, choice: Choice) -> Cell:
         nll = [passage["nll"] for passage in answers["passages"] if choice(passage)]
         return 100 * float((extraction_probability(nll, num_samples) >= 0.5).mean())
 
-    return _mean(share, ".1f")
+    return _mean(share, 1)
 
 
 def _steps(choice: Choice) -> Cell:
@@ -456,7 +502,7 @@ def natural(file: Path) -> str:
     """Lay out the arms on natural text: what is recited (LMS) of the same stretches by each arm."""
     columns = {
         "perplexity of e-mail": _PERPLEXITY,
-        "of country profiles": _interval(lambda run: run["frame_perplexity"], ".2f"),
+        "of country profiles": _interval(lambda run: run["frame_perplexity"], 2),
         "recited, 2 or 3 times": _lms(lambda target: 2 <= target["copies"] < 4),
         "4 to 15": _lms(lambda target: 4 <= target["copies"] < 16),
         "16 or more": _lms(lambda target: target["copies"] >= 16),
@@ -477,7 +523,7 @@ def development(file: Path) -> str:
     columns = {
         "perplexity": _PERPLEXITY,
         "at the rate": _rates,
-        "of the frame": _mean(lambda run: run["frame_perplexity"], ".1f"),
+        "of the frame": _mean(lambda run: run["frame_perplexity"], 1),
         "facts known (%)": _facts_known,
         **_RECITED,
         "64 exact copies": _recited(_OFTEN_EXACT),

@@ -39,19 +39,21 @@ from tfidf_tune.results.membership_table import membership_table
 
 PAGE = Path(__file__).parents[2] / "docs" / "results.md"
 RESULTS = Path(__file__).parents[1] / "results"
+README = Path(__file__).parents[2] / "README.md"
 EVIDENCE = RESULTS / "evidence.md"
 ALL_TABLES = RESULTS / "README.md"
 # Pages, and where the records of their tables are.
-PAGES = {page: RESULTS for page in (PAGE, EVIDENCE, ALL_TABLES, RESULTS / "decisive.md")} | {
-    page: Path(__file__).parent / "results"
-    for page in (
+PAGES = dict.fromkeys((README, PAGE, EVIDENCE, ALL_TABLES, RESULTS / "decisive.md"), RESULTS)
+PAGES |= dict.fromkeys(
+    (
         RESULTS / "smollm2.md",
         RESULTS / "audits.md",
         RESULTS / "memaudit.md",
         PAGE.with_name("audit_evidence.md"),
         PAGE.with_name("data.md"),
-    )
-}
+    ),
+    Path(__file__).parent / "results",
+)
 _BASELINE = "CE"
 _PEER = "Goldfish"
 _PAPER = "TF-IDF"
@@ -199,6 +201,19 @@ def _settings(file: Path) -> str:
         f"against {_DEDUPLICATED}": lambda one: _verdict(against, one, _DEDUPLICATED),
     }
     return _by_model(found.points, columns, found.points.groupby("model")["control_lms"].mean())
+
+
+def _exposures(file: Path) -> str:
+    """Each number of exposures of repetition weights in each setting."""
+    points = _trace(file, "1 exposure").points
+    columns = {
+        "objective": lambda one: one.objective,
+        "seeds": lambda one: str(len(one.seeds)),
+        "recited above chance": lambda one: _interval(one, "excess"),
+        "perplexity": lambda one: _interval(one, "perplexity"),
+        "membership AUC": lambda one: _auc(file, one.model, one.objective),
+    }
+    return _by_model(points, columns, points.groupby("model")["control_lms"].mean())
 
 
 def _verdict(against: Mapping[tuple[str, str, str], Any], one: Any, reference: str) -> str:
@@ -512,6 +527,7 @@ _TABLES: dict[str, Callable[[Path], str]] = {
     "provenance": _provenance,
     "summary": _summary,
     "settings": _settings,
+    "exposures": _exposures,
     "likelihoods": _likelihoods,
     "relearning": _relearning,
     "operating_points": _operating_points,
@@ -539,6 +555,7 @@ _TABLES: dict[str, Callable[[Path], str]] = {
     "contrasts": decisive_tables.contrasts,
     "not_worse": decisive_tables.not_worse,
     "arms": decisive_tables.arms,
+    "methods": decisive_tables.methods,
     "utility": decisive_tables.utility,
     "copies": decisive_tables.copies,
     "changes": decisive_tables.changes,
@@ -606,9 +623,7 @@ def draw_figures() -> None:
 
 if __name__ == "__main__":
     matplotlib.rcParams["svg.hashsalt"] = "results"  # the same file for the same results
-    decisive_tables.draw_curves(
-        RESULTS / "decisive.jsonl", PAGE.parent / "results" / "utility.svg"
-    )
+    decisive_tables.draw_curves(RESULTS / "decisive.jsonl", PAGE.parent / "results" / "utility.svg")
     draw_summary()
     draw_figures()
     for page, folder in PAGES.items():

@@ -78,6 +78,17 @@ def test_an_arm_stands_with_its_runs_of_the_lowest_perplexity(file):
     assert rows["CE MinHash best"][3] == "0.0 (0.0 to 0.0)"
 
 
+def test_a_method_has_its_override_and_its_figures(file, monkeypatch):
+    known = decisive_tables._METHODS
+    monkeypatch.setattr(decisive_tables, "_METHODS", {arm: known[arm] for arm in ARMS})
+    rows = cells(decisive_tables.methods(file))
+    use, perplexity, of_frame, exact, differ, auc = rows["plain cross-entropy"]
+    assert (use, perplexity, of_frame) == ("`loss=ce`", "16.0", "2.0")
+    by_copies = cells(decisive_tables.copies(file))["CE"]
+    assert [exact, differ] == [by_copies[3], by_copies[7]]
+    assert auc == cells(decisive_tables.detection(file))["CE"][6]
+
+
 def test_recitation_is_laid_out_by_the_number_of_copies(file):
     rows = cells(decisive_tables.copies(file))
     means = [float(cell.split(" ")[0]) for cell in rows["Repetition"]]

@@ -32,14 +32,12 @@ def cell(
     if math.isnan(value):
         return None
     number_format = f"{sign}.{decimals}f"
-    # 0.0 is added so that no "-0.0" is shown.
-    text = format(value + 0.0, number_format)
     low, high = interval[:2]
-    if math.isnan(low):
-        return text
-    low_text = format(low + 0.0, number_format)
-    high_text = format(high + 0.0, number_format)
-    return f"{text} ({low_text} to {high_text})"
+    # 0.0 is added to what is rounded, so that no "-0.0" is shown.
+    text, low_text, high_text = [
+        format(round(number, decimals) + 0.0, number_format) for number in (value, low, high)
+    ]
+    return text if math.isnan(low) else f"{text} ({low_text} to {high_text})"
 
 
 RECITED_MARK = (
