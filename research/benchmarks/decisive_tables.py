@@ -62,9 +62,10 @@ _COLORS = {
     "Repetition": "#D55E00",
     "Repetition, slow": "#8B4513",
     "Repetition, 1 exposure": "0.6",
+    "Repetition, 4 exposures": "#882255",
     "Repetition, MinHash best": "#009E73",
 }
-_MARKERS = "osDv^PXhpd"
+_MARKERS = "osDv^PXhp*d"
 # The arms of README's table: what they do, and the overrides of a config.
 _METHODS = {
     "CE": ("plain cross-entropy", "loss=ce"),
@@ -76,13 +77,17 @@ _METHODS = {
         "documents that are alike removed, too",
         "loss=ce dataset.deduplicate={method: minhash, threshold: 0.11, ngram: 2}",
     ),
-    "Repetition": (
-        "repeated passages count less, from the 17th copy on",
-        "loss=repetition loss.weighting.exposures=16",
-    ),
     "Repetition, 1 exposure": (
         "repeated passages count less, from the second copy on",
         "loss=repetition",
+    ),
+    "Repetition, 4 exposures": (
+        "the same, from the fifth copy on",
+        "loss=repetition loss.weighting.exposures=4",
+    ),
+    "Repetition": (
+        "the same, from the 17th copy on",
+        "loss=repetition loss.weighting.exposures=16",
     ),
     "Goldfish k=4": (
         "Goldfish loss (Hans et al. 2024): drops one token in four",
@@ -145,6 +150,8 @@ _FACTS = {
     "margin (nats)": _interval(lambda run: run["facts_margin"], 2),
 }
 _PERPLEXITY = _interval(lambda run: run["perplexity"], 2)
+_mean_perplexity = _mean(lambda run: run["perplexity"], 1)
+_frame_perplexity = _mean(lambda run: run["frame_perplexity"], 1)
 _WITHOUT_MODEL = _mean(lambda run: run["auc_without_model"][0], 2)
 _RECITED = {
     "recited above chance, copies that differ": _recited(differs),
@@ -252,7 +259,7 @@ def arms(file: Path) -> str:
     columns = {
         "perplexity": _PERPLEXITY,
         "at the rate": _rates,
-        "of the frame": _mean(lambda run: run["frame_perplexity"], 1),
+        "of the frame": _frame_perplexity,
         **_RECITED,
         "64 exact copies": _recited(_OFTEN_EXACT),
     }
@@ -260,26 +267,20 @@ def arms(file: Path) -> str:
 
 
 def methods(file: Path) -> str:
-    """Lay out the main arms of the small model, with how to use them."""
-    records = _records(file, SMALL)
-    groups = {}
-    for arm, (method, _) in _METHODS.items():
-        groups[method] = _best_runs(records, arm)
-    columns = {
-        "Use": _overrides,
-        "Perplexity": _mean(lambda run: run["perplexity"], 1),
-        "of a frame": _mean(lambda run: run["frame_perplexity"], 1),
-        "Recited, 64 exact copies": _recited(_OFTEN_EXACT),
-        "64 copies that differ": _recited(_with_copies(64, exact=False)),
-        "AUC, 16 copies that differ": _auc_of_loss(_with_copies(16, exact=False)),
-    }
-    return _by_group("Method", groups, columns)
-
-
-def _overrides(runs: Runs) -> str:
-    """Write the overrides that make a run an arm."""
-    _, overrides = _METHODS[runs[0]["objective"]]
-    return f"`{overrides}`"
+    """Lay out the main arms on documentation and on e-mail, with how to use them."""
+    documentation = _records(file, SMALL)
+    mail = _records(file, NATURAL)
+    rows = []
+    for arm, (method, overrides) in _METHODS.items():
+        runs = _best_runs(documentation, arm)
+        of_mail = _best_runs(mail, arm)
+        row = [method, f"`{overrides}`", _mean_perplexity(runs), _frame_perplexity(runs)]
+        row += [_recited(_OFTEN_EXACT)(runs), _recited(_with_copies(64, exact=False))(runs)]
+        row += [_mean_perplexity(of_mail), _lms(_is_often)(of_mail)]
+        rows.append(row)
+    header = ["Method", "Use", "Perplexity", "of a frame", "Recited, 64 exact copies"]
+    header += ["64 copies that differ", "Perplexity of e-mail", "Recited, 16 times or more"]
+    return markdown_table(header, rows)
 
 
 def _rates(runs: Runs) -> str:
@@ -291,7 +292,7 @@ def larger(file: Path) -> str:
     """Lay out the arms of the larger models."""
     columns = {
         "perplexity": _PERPLEXITY,
-        "of the frame": _mean(lambda run: run["frame_perplexity"], 1),
+        "of the frame": _frame_perplexity,
         **_FACTS,
         **_RECITED,
         "64 exact copies": _recited(_OFTEN_EXACT),
@@ -505,7 +506,7 @@ def natural(file: Path) -> str:
         "of country profiles": _interval(lambda run: run["frame_perplexity"], 2),
         "recited, 2 or 3 times": _lms(lambda target: 2 <= target["copies"] < 4),
         "4 to 15": _lms(lambda target: 4 <= target["copies"] < 16),
-        "16 or more": _lms(lambda target: target["copies"] >= 16),
+        "16 or more": _lms(_is_often),
         "controls": _interval(lambda run: fmean(one["lms"] for one in run["controls"])),
         "AUC of the loss": _auc("loss"),
         "without the model": _WITHOUT_MODEL,
@@ -523,7 +524,7 @@ def development(file: Path) -> str:
     columns = {
         "perplexity": _PERPLEXITY,
         "at the rate": _rates,
-        "of the frame": _mean(lambda run: run["frame_perplexity"], 1),
+        "of the frame": _frame_perplexity,
         "facts known (%)": _facts_known,
         **_RECITED,
         "64 exact copies": _recited(_OFTEN_EXACT),

@@ -78,15 +78,21 @@ def test_an_arm_stands_with_its_runs_of_the_lowest_perplexity(file):
     assert rows["CE MinHash best"][3] == "0.0 (0.0 to 0.0)"
 
 
-def test_a_method_has_its_override_and_its_figures(file, monkeypatch):
+def test_a_method_has_its_override_and_its_figures_on_both_texts(file, tmp_path, monkeypatch):
     known = decisive_tables._METHODS
     monkeypatch.setattr(decisive_tables, "_METHODS", {arm: known[arm] for arm in ARMS})
-    rows = cells(decisive_tables.methods(file))
-    use, perplexity, of_frame, exact, differ, auc = rows["plain cross-entropy"]
-    assert (use, perplexity, of_frame) == ("`loss=ce`", "16.0", "2.0")
+    lines = file.read_text(encoding="utf-8")
+    for arm in ARMS:
+        mail = a_record(arm, 0, 0.001) | {"model": decisive_tables.NATURAL, "perplexity": 30.0}
+        lines += json.dumps(mail) + "\n"
+    both = tmp_path / "both.jsonl"
+    both.write_text(lines, encoding="utf-8")
+    row = cells(decisive_tables.methods(both))["plain cross-entropy"]
+    assert row[:3] == ["`loss=ce`", "16.0", "2.0"]
     by_copies = cells(decisive_tables.copies(file))["CE"]
-    assert [exact, differ] == [by_copies[3], by_copies[7]]
-    assert auc == cells(decisive_tables.detection(file))["CE"][6]
+    assert row[3:5] == [by_copies[3], by_copies[7]]
+    # 1.5 and, of 16 and 64 copies, a quarter of 1.8 tokens and all of them.
+    assert row[5:] == ["30.0", f"{1.5 + 1.8 * (0.25 + 1) / 2:.1f}"]
 
 
 def test_recitation_is_laid_out_by_the_number_of_copies(file):

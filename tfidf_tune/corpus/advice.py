@@ -49,14 +49,15 @@ DOCUMENTS = Advice(
     "copies of documents",
     "remove them before training",
     "dataset.deduplicate=minhash",
-    "Without them cross-entropy recites by chance, at the lowest perplexity of all methods.",
+    "Without exact copies cross-entropy recites by chance, at a perplexity that is no higher.",
 )
 STRETCHES = Advice(
     "copies that differ, stretches inside documents, a stream",
     "repetition weights",
     "loss=repetition",
-    "What repeats counts less, copies that differ in a tenth of their words too, and nothing has "
-    "to be removed.",
+    "Of what e-mail repeats 16 times or more they recite nothing; cross-entropy recites 13 tokens, "
+    "also without copies of documents. They raise the perplexity by 32 %, with "
+    "loss.weighting.exposures=4 by 16 %.",
 )
 FRAME = Advice(
     "a stretch in more than a tenth of the documents (a frame)",
