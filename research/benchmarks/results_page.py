@@ -36,6 +36,7 @@ from tfidf_tune.compare._evaluations import compare_objectives, evaluation_table
 from tfidf_tune.report.document import Footnotes
 from tfidf_tune.results import Results, bootstrap_interval, read_results
 from tfidf_tune.results.membership_table import membership_table
+from tfidf_tune.results.wording import cell
 
 PAGE = Path(__file__).parents[2] / "docs" / "results.md"
 RESULTS = Path(__file__).parents[1] / "results"
@@ -209,7 +210,9 @@ def _exposures(file: Path) -> str:
     columns = {
         "objective": lambda one: one.objective,
         "seeds": lambda one: str(len(one.seeds)),
-        "recited above chance": lambda one: _interval(one, "excess"),
+        "recited above chance": lambda one: str(
+            cell(one.excess, (one.excess_low, one.excess_high), 1)
+        ),
         "perplexity": lambda one: _interval(one, "perplexity"),
         "membership AUC": lambda one: _auc(file, one.model, one.objective),
     }

@@ -17,7 +17,7 @@ from tfidf_tune.results.membership_table import membership_table
 from tfidf_tune.results.wording import AT_CHANCE, STILL_DETECTABLE
 
 # Tables that have columns of membership.
-OF_MEMBERSHIP = ("summary", "likelihoods", "recitation")
+OF_MEMBERSHIP = ("summary", "likelihoods", "recitation", "exposures")
 QUOTED = {
     ("exact", "CE exact dedup, equal epochs"),
     *product(("exact", "fuzzy 10%"), ("TF-IDF", "Goldfish", "Repetition", "CE MinHash 0.11")),
