@@ -223,7 +223,7 @@ def contrasts(file: Path) -> str:
     rows = []
     for comparison, estimate in [(primary, found["primary"]), *found["secondary"]]:
         arms = (comparison["ours"], comparison["theirs"])
-        row = [f"{arms[0]}, {arms[1]}"]
+        row = [f"{arms[0]} against {arms[1]}"]
         if comparison["what"] == "facts":
             estimate = _changed(estimate, lambda share: 100 * share)
             shares = [_facts_known(_best_runs(records, arm)) for arm in arms]
@@ -249,7 +249,7 @@ def not_worse(file: Path) -> str:
     for other, (estimate, is_below) in found["non_inferiority"].items():
         shown = _text(_changed(estimate, lambda logarithm: 100 * math.expm1(logarithm)))
         verdict = "not worse" if is_below else "not shown"
-        rows.append([f"{rule['ours']}, {other}", shown, verdict])
+        rows.append([f"{rule['ours']} against {other}", shown, verdict])
     header = ["arms", "perplexity of the first, above (%)", f"within {rule['margin']:.0%}"]
     return markdown_table(header, rows)
 
@@ -279,7 +279,7 @@ def methods(file: Path) -> str:
         row += [_mean_perplexity(of_mail), _lms(_is_often)(of_mail)]
         rows.append(row)
     header = ["Method", "Use", "Perplexity", "of a frame", "Recited, 64 exact copies"]
-    header += ["64 copies that differ", "Perplexity of e-mail", "Recited, 16 times or more"]
+    header += ["64 copies that differ", "Perplexity of e-mail", "Recited (unseen: 1.9)"]
     return markdown_table(header, rows)
 
 

@@ -115,6 +115,7 @@ def test_what_readme_says_of_the_earlier_experiment_follows_from_its_records():
     assert cost == cost_of_fuzzy
     assert f"repetition weights {recited[0]} and {recited[1]} at {cost}," in said
     assert "near copies removed {} and {} at {} and {}".format(*both("CE MinHash dedup")) in said
+    assert "are alike removed {} and {} at {} and {}".format(*both("CE MinHash 0.11")) in said
     assert "TF-IDF {} and {} at {} and {}".format(*both("TF-IDF")) in said
     chance = statistics.mean(one.control_lms for one in chain.from_iterable(exact.values()))
     assert f"unseen passages {chance:.1f}" in said

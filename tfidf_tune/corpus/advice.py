@@ -49,15 +49,18 @@ DOCUMENTS = Advice(
     "copies of documents",
     "remove them before training",
     "dataset.deduplicate=minhash",
-    "Without exact copies cross-entropy recites by chance, at a perplexity that is no higher.",
+    "Cross-entropy then recites such documents no further than unseen text, at a perplexity that "
+    "is no higher.",
 )
 STRETCHES = Advice(
     "copies that differ, stretches inside documents, a stream",
     "repetition weights",
     "loss=repetition",
-    "Of what e-mail repeats 16 times or more they recite nothing; cross-entropy recites 13 tokens, "
-    "also without copies of documents. They raise the perplexity by 32 %, with "
-    "loss.weighting.exposures=4 by 16 %.",
+    "They recited no more of it than of unseen text, at a perplexity 32 to 44 % higher; of footers "
+    "in e-mail cross-entropy recited 14.6 tokens, without copies of documents 18.2. They do not "
+    "learn a frame. Where whole documents differ, dataset.deduplicate={method: minhash, threshold: "
+    "0.11, ngram: 2} recited as little at a lower perplexity, but also removes documents that are "
+    "alike for other reasons.",
 )
 FRAME = Advice(
     "a stretch in more than a tenth of the documents (a frame)",

@@ -71,8 +71,8 @@ class RepetitionWeighting(TokenWeighting):
     repeated, from common phrases, where few are: text without copies keeps its full weight, and
     changed tokens within a copy lose theirs too. e is the number of exposures: so many documents
     with the same text keep their full weight. With e = 1 and :math:`\alpha = 2` a passage counts
-    1 + 1/4 + 1/9 + ..., at most 1.6 times, with e = 4 about 7.5 times. Not from a paper: chosen and
-    measured as docs/results.md describes.
+    1 + 1/4 + 1/9 + ..., about 1.7 times in 1,000 copies, with e = 4 about 8.4 times. Not from a
+    paper: research/results/evidence.md says how it was chosen, docs/results.md measures it.
 
     Weights are not scaled to mean 1: repeated text loses weight, and nothing gains any. Documents
     of one mini-batch do not count for each other; a row is a document, unless document ids are
