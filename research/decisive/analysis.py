@@ -57,12 +57,18 @@ def above_chance(record: Record, choice: Choice, measure: str = "lms") -> float:
 def curve(
     records: Sequence[Record], arm: str, seed: int, choice: Choice, measure: str = "lms"
 ) -> list[Point]:
-    """Return the points of an arm in a seed by learning rate, up to its lowest perplexity."""
+    """Return the points of an arm in a seed by learning rate, up to its lowest perplexity.
+
+    Raises:
+        ValueError: If there are none: an arm is read when all of its runs are made.
+    """
     points = []
     for record in records:
         if record["objective"] == arm and record["seed"] == seed:
             recited = above_chance(record, choice, measure)
             points.append(Point(record["learning_rate"], record["perplexity"], recited))
+    if not points:
+        raise ValueError(f"no record of {arm}, seed {seed}: the part is not finished")
     points.sort()
     lowest = min(range(len(points)), key=lambda place: points[place].perplexity)
     return points[: lowest + 1]

@@ -26,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from research.decisive.texts import written_once
+from research.decisive.texts import at_most, written_once
 from research.files import NpmPackage, write_texts
 from tfidf_tune._tokenizer import TextTokenizer, encode_texts
 from tfidf_tune.passages import ProbeSpec, make_probe, write_probe_file
@@ -122,15 +122,9 @@ def _write(archives: Path, tokenizer: TextTokenizer, folder: Path, seed: int) ->
 
 def _drawn(documents: list[Document], num_characters: int, rng: random.Random) -> list[str]:
     """Draw documents that are not held out, of about so many characters together."""
-    texts = []
-    for document in rng.sample(documents, len(documents)):
-        if document.is_held_out:
-            continue
-        num_characters -= len(document.text)
-        if num_characters < 0:
-            break
-        texts.append(document.text)
-    return texts
+    drawn = rng.sample(documents, len(documents))
+    texts = [document.text for document in drawn if not document.is_held_out]
+    return at_most(texts, num_characters)
 
 
 def _held_out(documents: list[Document], rng: random.Random) -> list[str]:

@@ -178,7 +178,7 @@ def _write(
 ) -> dict[str, Any]:
     rng = random.Random(seed)
     sections = _sections_of(texts.archive, part)
-    base = _at_most(sections["base"], sizes.base_characters)
+    base = at_most(sections["base"], sizes.base_characters)
     pool = sections["passages"]
     if texts.archive_of_passages is not None:
         pool = []
@@ -265,7 +265,7 @@ def _cut(text: str, length: int) -> list[str]:
     return sections
 
 
-def _at_most(sections: Sequence[str], num_characters: int | None) -> list[str]:
+def at_most(sections: Sequence[str], num_characters: int | None) -> list[str]:
     """Return sections from the beginning, of at most so many characters together."""
     if num_characters is None:
         return list(sections)

@@ -113,6 +113,14 @@ def test_utility_is_read_where_the_baseline_and_where_chance_is(file):
     assert rows["Repetition"][0] == "not reached"
 
 
+def test_an_arm_that_is_not_finished_is_not_read(file, tmp_path):
+    begun = tmp_path / "begun.jsonl"
+    of_new = json.dumps(a_record("CE", 0, 0.001) | {"objective": "new"})
+    begun.write_text(f"{file.read_text(encoding='utf-8')}{of_new}\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="no record of new, seed 1: the part is not finished"):
+        decisive_tables.utility(begun)
+
+
 def test_what_some_seeds_reach_is_shown_with_their_number():
     assert decisive_tables._where_reached([1.0, None, 3.0]).endswith(", 2 of 3 seeds")
     assert decisive_tables._where_reached([1.0, None, 3.0]).startswith("2.0 (")
