@@ -279,7 +279,8 @@ def methods(file: Path) -> str:
         row += [_mean_perplexity(of_mail), _lms(_is_often)(of_mail)]
         rows.append(row)
     header = ["Method", "Use", "Perplexity", "of a frame", "Recited, 64 exact copies"]
-    header += ["64 copies that differ", "Perplexity of e-mail", "Recited (unseen: 1.9)"]
+    unseen = _number(fmean(map(_lms_of_controls, _best_runs(mail, _BASELINE))), 1)
+    header += ["64 copies that differ", "Perplexity of e-mail", f"Recited (unseen: {unseen})"]
     return markdown_table(header, rows)
 
 
@@ -507,11 +508,15 @@ def natural(file: Path) -> str:
         "recited, 2 or 3 times": _lms(lambda target: 2 <= target["copies"] < 4),
         "4 to 15": _lms(lambda target: 4 <= target["copies"] < 16),
         "16 or more": _lms(_is_often),
-        "controls": _interval(lambda run: fmean(one["lms"] for one in run["controls"])),
+        "controls": _interval(_lms_of_controls),
         "AUC of the loss": _auc("loss"),
         "without the model": _WITHOUT_MODEL,
     }
     return _by_arm(_records(file, NATURAL), columns)
+
+
+def _lms_of_controls(run: Record) -> float:
+    return fmean(control["lms"] for control in run["controls"])
 
 
 def _lms(choice: Choice) -> Cell:
