@@ -62,10 +62,11 @@ _COLORS = {
     "Repetition": "#D55E00",
     "Repetition, slow": "#8B4513",
     "Repetition, 1 exposure": "0.6",
+    "Repetition, 2 exposures": "#44AA99",
     "Repetition, 4 exposures": "#882255",
     "Repetition, MinHash best": "#009E73",
 }
-_MARKERS = "osDv^PXhp*d"
+_MARKERS = "osDv^PXhp<*d"
 # The arms of README's table: what they do, and the overrides of a config.
 _METHODS = {
     "CE": ("plain cross-entropy", "loss=ce"),
