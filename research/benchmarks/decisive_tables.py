@@ -5,7 +5,6 @@ rate. Values are means over seeds, with Student's t-interval at 95 %.
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -203,17 +202,6 @@ def _by_group(header: str, groups: Mapping[str, Runs], columns: Mapping[str, Cel
     for name, runs in groups.items():
         rows.append([name, *(cell(runs) for cell in columns.values())])
     return markdown_table([header, *columns], rows)
-
-
-def progress(file: Path) -> str:
-    """Lay out how many runs are recorded."""
-    numbers = Counter(
-        (record["model"], record["objective"])
-        for record in _read(file)
-        if record["checkpoint"] == LAST_CHECKPOINT
-    )
-    rows = [[model, arm, str(number)] for (model, arm), number in numbers.items()]
-    return markdown_table(["model", "arm", "runs"], rows)
 
 
 def contrasts(file: Path) -> str:

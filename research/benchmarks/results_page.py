@@ -131,17 +131,14 @@ def _by_model(rows: Any, columns: _Columns, floors: Any) -> str:
     )
 
 
-def _interval(row: Any, name: str, form: str = ".1f") -> str:
+def _interval(row: Any, name: str, sign: str = "") -> str:
     """Write a mean of a row and the ends of its interval, if it has one."""
-    return _with_ends([getattr(row, name + end) for end in ("", "_low", "_high")], form)
+    return _with_ends([getattr(row, name + end) for end in ("", "_low", "_high")], sign=sign)
 
 
-def _with_ends(values: Sequence[float], form: str = ".1f", unit: str = "") -> str:
+def _with_ends(values: Sequence[float], decimals: int = 1, sign: str = "", unit: str = "") -> str:
     mean, low, high = values
-    text = f"{mean:{form}}{unit}"
-    if not math.isnan(low):
-        text += f" ({low:{form}} to {high:{form}})"
-    return text
+    return cell(mean, (low, high), decimals, sign, unit) or ""
 
 
 def _provenance(file: Path) -> str:
@@ -210,9 +207,7 @@ def _exposures(file: Path) -> str:
     columns = {
         "objective": lambda one: one.objective,
         "seeds": lambda one: str(len(one.seeds)),
-        "recited above chance": lambda one: str(
-            cell(one.excess, (one.excess_low, one.excess_high), 1)
-        ),
+        "recited above chance": lambda one: _interval(one, "excess"),
         "perplexity": lambda one: _interval(one, "perplexity"),
         "membership AUC": lambda one: _auc(file, one.model, one.objective),
     }
@@ -256,15 +251,15 @@ def _likelihoods(file: Path) -> str:
         _means(file, metric, "target") for metric in ("edit_distance", "common_subsequence")
     )
     attacks = ("AUC", "AUC zlib", "AUC Min-K%", "AUC Min-K%++", "AUC Loss against start")
-    forms = dict.fromkeys(("NLL of targets", "NLL of controls", *attacks), ".2f")
-    forms |= {"TPR at 1 % FPR (%)": ".0f", "Exposure (bits)": ".2f"}
-    shown = {name: form for name, form in forms.items() if name in frame}
+    decimals = dict.fromkeys(("NLL of targets", "NLL of controls", *attacks), 2)
+    decimals |= {"TPR at 1 % FPR (%)": 0, "Exposure (bits)": 2}
+    shown = {name: number for name, number in decimals.items() if name in frame}
     rows = []
     for _, one in frame.iterrows():
         names = one["Model"], one["Objective"]
         near = (f"{distances[names]:.2f}", f"{common[names]:.0f}")
         rows.append(
-            [*names, *(_of_membership(one, name, form) for name, form in shown.items()), *near]
+            [*names, *(_of_membership(one, name, number) for name, number in shown.items()), *near]
         )
     columns = ["setting", "objective", *shown, "edit distance", "common subsequence (tokens)"]
     return markdown_table(columns, rows)
@@ -273,15 +268,15 @@ def _likelihoods(file: Path) -> str:
 def _auc(file: Path, model: str, objective: str) -> str:
     membership = _membership(file)
     rows = membership[(membership["Objective"] == objective) & (membership["Model"] == model)]
-    return "" if rows.empty else _of_membership(rows.iloc[0], "AUC", ".2f")
+    return "" if rows.empty else _of_membership(rows.iloc[0], "AUC", 2)
 
 
-def _of_membership(row: Any, name: str, form: str) -> str:
+def _of_membership(row: Any, name: str, decimals: int) -> str:
     """A cell of a row of the membership table, with its interval if it has one."""
     # The ends of "TPR at 1 % FPR (%)" are "TPR from" and "TPR to".
     start = name.removesuffix(" at 1 % FPR (%)")
     return _with_ends(
-        [row[name], *(row.get(f"{start} {end}", math.nan) for end in ("from", "to"))], form
+        [row[name], *(row.get(f"{start} {end}", math.nan) for end in ("from", "to"))], decimals
     )
 
 
@@ -418,10 +413,8 @@ def _paper(file: Path) -> str:
         "reduction": lambda one: (
             "" if math.isnan(one.reduction) else f"{100 * one.reduction:.0f} %"
         ),
-        "LMS difference": lambda one: _interval(one, "lms", "+.1f") if one.num_pairs else "",
-        "perplexity": lambda one: (
-            f"{_interval(one, 'perplexity', '+.1f')} %" if one.num_pairs else ""
-        ),
+        "LMS difference": lambda one: _interval(one, "lms", "+") if one.num_pairs else "",
+        "perplexity": lambda one: f"{_interval(one, 'perplexity', '+')} %" if one.num_pairs else "",
     }
     return _table(differences[differences["at"] == at_equal].itertuples(), columns)
 
@@ -443,7 +436,7 @@ def _trajectory(file: Path) -> str:
         ):
             row.append(_with_ends([*map(scale, over_seeds(own[name].tolist())[:3])]))
             difference = over_seeds((own[name] - of_baseline.loc[own.index, name]).tolist())[:3]
-            text = _with_ends([*map(of_difference, difference)], "+.1f") + unit
+            text = _with_ends([*map(of_difference, difference)], sign="+") + unit
             row.append("" if objective == _BASELINE else text)
         rows.append(row)
     columns = (
@@ -504,8 +497,8 @@ def _recitation(file: Path) -> str:
 
 def _percent(one: Any) -> str:
     """Write a change in percent with its interval over passages or blocks."""
-    values = [0 - 100 * end for end in (one.reduction, one.high, one.low)]  # not -0
-    return _with_ends(values, "+.1f", " %")
+    values = [-100 * end for end in (one.reduction, one.high, one.low)]
+    return _with_ends(values, sign="+", unit=" %")
 
 
 def _of_script(name: str, table: str = "table") -> Callable[[Path], str]:
@@ -554,7 +547,6 @@ _TABLES: dict[str, Callable[[Path], str]] = {
     "alarms": _of_script("memaudit", "alarms_table"),
     "costs": _of_script("memaudit", "costs_table"),
     "development": decisive_tables.development,
-    "progress": decisive_tables.progress,
     "contrasts": decisive_tables.contrasts,
     "not_worse": decisive_tables.not_worse,
     "arms": decisive_tables.arms,

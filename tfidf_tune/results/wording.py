@@ -24,10 +24,14 @@ STILL_DETECTABLE = still_detectable("its loss")
 
 
 def cell(
-    value: float, interval: Interval | tuple[float, float], decimals: int = 2, sign: str = ""
+    value: float,
+    interval: Interval | tuple[float, float],
+    decimals: int = 2,
+    sign: str = "",
+    unit: str = "",
 ) -> str | None:
     """Write a value with its interval in a cell, "6.25 (5.51 to 7.01)"; None if the value is
-    unknown.
+    unknown. A unit stands after the value, "6.25 % (5.51 to 7.01)".
     """
     if math.isnan(value):
         return None
@@ -37,6 +41,7 @@ def cell(
     text, low_text, high_text = [
         format(round(number, decimals) + 0.0, number_format) for number in (value, low, high)
     ]
+    text += unit
     return text if math.isnan(low) else f"{text} ({low_text} to {high_text})"
 
 
