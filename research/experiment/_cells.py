@@ -68,6 +68,11 @@ class Run:
         return f"{self.model}, {self.objective}, {learning_rate}seed {self.seed}"
 
     @property
+    def matmul_precision(self) -> str:
+        """Of fp32 products of matrices in training."""
+        return str(self.settings.get("matmul_precision", "highest"))
+
+    @property
     def cells(self) -> list[int]:
         return [TRAINING, *self.evaluations]
 

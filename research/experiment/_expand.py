@@ -154,6 +154,8 @@ def _run(
             else _start(model.start, cfg, seed, out / STARTS / slug(name), starts)
         )
         settings = _training_settings(cfg, model.recipe, start)
+        if experiment.matmul_precision != "highest":  # settings of earlier runs lack the default
+            settings["matmul_precision"] = experiment.matmul_precision
         # The same for training and evaluation if auto.
         cfg.device = settings["device"]
         cfg.dtype = settings["dtype"]

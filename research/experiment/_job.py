@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import submitit
+import torch
 from omegaconf import OmegaConf
 from torchtune.config._utils import _get_component_from_path
 
@@ -133,7 +134,9 @@ def _train(run: Run, journal: Path, retries: int) -> bool:
             begun = time.monotonic()
             with atomic_file(config) as file:
                 OmegaConf.save(run.config, file)
-            reason = _in_process("recipe", log, run_recipe, run.recipe, str(config))
+            reason = _in_process(
+                "recipe", log, run_recipe, run.recipe, str(config), run.matmul_precision
+            )
         if reason is None:
             run.finish_training(time.monotonic() - begun, describe_machine())
             record(journal, "done", cell=TRAINING)
@@ -237,7 +240,8 @@ def _call(sender: Any, log: Path, function: Callable[..., None], *arguments: Any
             sys.exit(1)
 
 
-def run_recipe(recipe: str, config: str) -> None:
+def run_recipe(recipe: str, config: str, matmul_precision: str) -> None:
+    torch.set_float32_matmul_precision(matmul_precision)
     sys.argv = [recipe, "--config", config]
     import_module(f"tfidf_tune.recipes.{recipe}").recipe_main()
 

@@ -156,6 +156,10 @@ class Experiment(_Section):
     seeds: _Distinct[int] = [0]  # seeds of weights, data order and injections
     milestones: _Distinct[Annotated[int, Field(ge=1, le=100)]] = [10, 25, 50, 75, 100]
     """Training progress in percent at which a checkpoint is saved and evaluated."""
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    """Of fp32 products of matrices in training, see ``torch.set_float32_matmul_precision``. "medium"
+    rounds what is multiplied to bf16 on processors that do that faster.
+    """
     tasks: _Distinct[str]  # tasks and groups of the evaluation harness
     eval: EvalSettings = EvalSettings()
     launcher: Launcher = Launcher()

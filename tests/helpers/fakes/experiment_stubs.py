@@ -55,7 +55,7 @@ def misbehave(text):
     return wants("fail", text)
 
 
-def run_recipe(name, config):
+def run_recipe(name, config, matmul_precision):
     cfg = yaml.safe_load(Path(config).read_text())
     run = Path(cfg["output_dir"])
     assert not list(run.glob("checkpoint_*")), "the recipes refuse that"

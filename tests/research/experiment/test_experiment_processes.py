@@ -1,7 +1,11 @@
 """What an experiment's processes leave when they fail, and when a cluster starts them again."""
 
+from types import SimpleNamespace
+
+import torch
+
 from research.experiment import _job, load_experiment
-from research.experiment._cells import Start
+from research.experiment._cells import TRAINING, Start
 from research.experiment._expand import expand
 
 
@@ -37,3 +41,20 @@ def test_a_job_that_a_cluster_starts_again_continues_its_run(
 
     done = (stubbed.folder / "journal").read_text().splitlines()
     assert [line.split()[0] for line in done] == ["train", "evaluate", "evaluate"]
+
+
+def test_only_the_training_has_the_precision_of_its_experiment(
+    experiment_file, tmp_path, monkeypatch
+):
+    def print_precision():
+        print("precision:", torch.get_float32_matmul_precision())
+
+    recipe = SimpleNamespace(recipe_main=print_precision)
+    monkeypatch.setattr(_job, "import_module", lambda name: recipe)
+    run = expand(load_experiment(experiment_file(), ["matmul_precision=medium"]))[0]
+    run.folder.mkdir(parents=True)
+
+    assert _job._train(run, tmp_path / "journal", retries=0)
+
+    assert "precision: medium" in run.log(TRAINING).read_text()
+    assert torch.get_float32_matmul_precision() == "highest"

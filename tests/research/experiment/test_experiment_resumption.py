@@ -76,6 +76,7 @@ def test_cells_with_different_settings_are_refused_and_kept(
     for override, message in (
         ("overrides.dataset.num_repeats=6", "dataset.num_repeats was 5, is 6"),
         (f"objectives.CE={objective}", "loss.num_output_chunks was not set, is 4"),
+        ("matmul_precision=medium", 'matmul_precision was not set, is "medium"'),
         ("eval.metadata.prefix_lengths=[9]", "metadata.prefix_lengths was [8], is [9]"),
         ("eval.limit=3", "limit was null, is 3"),
         ("eval.dtype=bf16", 'dtype was "float32", is "bfloat16"'),
