@@ -24,6 +24,8 @@ from research.decisive.analysis import (
     Record,
     above_chance,
     at_equal_perplexity,
+    contrast,
+    cost,
     curve,
     differs,
     is_exact,
@@ -44,6 +46,7 @@ REGISTRATION: Any = OmegaConf.to_container(
 SMALL = REGISTRATION["primary"]["model"]
 NATURAL = "Llama 0.65M, natural text"
 _BASELINE = "CE"
+_OPPONENT = REGISTRATION["primary"]["theirs"]
 _COPIES = (1, 4, 16, 64)
 _OFTEN = 16  # copies, or more
 _CHANGES = ("replaced 5 %", "replaced 10 %", "replaced 20 %", "inserted 10 %", "dropped 10 %")
@@ -115,6 +118,11 @@ def _changed(estimate: SeedEstimate, change: Callable[[float], float]) -> SeedEs
     return estimate._replace(
         mean=change(estimate.mean), low=change(estimate.low), high=change(estimate.high)
     )
+
+
+def _in_percent(ratio: SeedEstimate) -> SeedEstimate:
+    """Turn the logarithm of a ratio into by how many percent it is above 1."""
+    return _changed(ratio, lambda logarithm: 100 * math.expm1(logarithm))
 
 
 def _mean(value: Callable[[Record], float], decimals: int) -> Cell:
@@ -236,7 +244,7 @@ def not_worse(file: Path) -> str:
     found = registered(_records(file, SMALL), REGISTRATION)
     rows = []
     for other, (estimate, is_below) in found["non_inferiority"].items():
-        shown = _text(_changed(estimate, lambda logarithm: 100 * math.expm1(logarithm)))
+        shown = _text(_in_percent(estimate))
         verdict = "not worse" if is_below else "not shown"
         rows.append([f"{rule['ours']} against {other}", shown, verdict])
     header = ["arms", "perplexity of the first, above (%)", f"within {rule['margin']:.0%}"]
@@ -288,10 +296,37 @@ def larger(file: Path) -> str:
         "64 exact copies": _recited(_OFTEN_EXACT),
         "AUC of the loss, 16 copies or more": _auc_of_loss(_is_often),
     }
-    models = dict.fromkeys(record["model"] for record in _read(file))
-    del models[SMALL], models[NATURAL]
+    models = _larger_models(file)
     tables = [f"**{model}**\n\n{_by_arm(_records(file, model), columns)}" for model in models]
     return "\n\n".join(tables)
+
+
+def larger_contrasts(file: Path) -> str:
+    """Lay out how the arms of the larger models differ from the baseline and from the opponent of
+    the primary contrast, at their one learning rate.
+    """
+    rows = []
+    for model in _larger_models(file):
+        records = _records(file, model)
+        for theirs in (_OPPONENT, _BASELINE):
+            for ours in _arms(records):
+                if ours not in (_BASELINE, theirs):
+                    arms = f"{ours} against {theirs}"
+                    rows.append([model, arms, *_differences(records, ours, theirs)])
+    header = ["model", "arms", "copies that differ", "exact copies", "perplexity above (%)"]
+    return markdown_table(header, rows)
+
+
+def _differences(records: Runs, ours: str, theirs: str) -> list[str]:
+    """Return the cells of what an arm recites more than another, and of its perplexity above."""
+    recited = [contrast(records, ours, theirs, choice) for choice in (differs, is_exact)]
+    return [*map(_text, recited), _text(_in_percent(cost(records, ours, theirs)))]
+
+
+def _larger_models(file: Path) -> list[str]:
+    """Return the models other than the small ones, in the order of their records."""
+    models = dict.fromkeys(record["model"] for record in _read(file))
+    return [model for model in models if model not in (SMALL, NATURAL)]
 
 
 def utility(file: Path) -> str:

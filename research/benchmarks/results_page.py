@@ -560,6 +560,7 @@ _TABLES: dict[str, Callable[[Path], str]] = {
     "afterwards": decisive_tables.afterwards,
     "natural": decisive_tables.natural,
     "larger": decisive_tables.larger,
+    "larger_contrasts": decisive_tables.larger_contrasts,
     "machine": decisive_tables.machine,
 }
 

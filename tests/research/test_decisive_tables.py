@@ -148,6 +148,32 @@ def test_the_primary_contrast_is_read_at_equal_perplexity(file, monkeypatch):
     ]
 
 
+def test_larger_models_are_compared_at_their_one_learning_rate(file, tmp_path):
+    lines = file.read_text(encoding="utf-8")
+    for arm in ARMS:
+        for seed in range(3):
+            lines += json.dumps(a_record(arm, seed, 0.001) | {"model": "Llama 10M"}) + "\n"
+    larger = tmp_path / "larger.jsonl"
+    larger.write_text(lines, encoding="utf-8")
+    rows = decisive_tables.larger_contrasts(larger).split("\n")[2:]
+    found = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    assert [row[:2] for row in found] == [
+        ["Llama 10M", "Repetition against CE MinHash best"],
+        ["Llama 10M", "CE MinHash best against CE"],
+        ["Llama 10M", "Repetition against CE"],
+    ]
+    # Of 4, 16 and 64 copies CE recites 1.8 tokens by their number, repetition weights half of that.
+    halves = [0.9 * (1 + 0.1 * seed) * (4 + 16 + 64) / 64 / 3 for seed in range(3)]
+    half_width = stats.t.ppf(0.975, 2) * statistics.stdev(halves) / math.sqrt(3)
+    mean = statistics.fmean(halves)
+    ends = f"{mean - half_width:.1f} to {mean + half_width:.1f}"
+    assert found[0][2:4] == 2 * [f"{mean:.1f} ({ends})"]
+    assert found[2][2].startswith(f"-{mean:.1f} (")
+    # The perplexities of the arms are 1.05, 0.95 and 1 times the same.
+    percents = [100 * (1.05 / 0.95 - 1), -5.0, 5.0]
+    assert [row[4] for row in found] == [f"{one:.1f} ({one:.1f} to {one:.1f})" for one in percents]
+
+
 def test_a_perplexity_is_not_worse_if_its_interval_is_within_the_margin(file, monkeypatch):
     rule = {"margin": 0.05, "ours": "CE", "theirs": ["CE MinHash best", "Repetition"]}
     registration = decisive_tables.REGISTRATION | {"secondary": [], "non_inferiority": rule}
