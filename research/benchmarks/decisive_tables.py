@@ -311,8 +311,8 @@ def larger_contrasts(file: Path) -> str:
         for theirs in (_OPPONENT, _BASELINE):
             for ours in _arms(records):
                 if ours not in (_BASELINE, theirs):
-                    arms = f"{ours} against {theirs}"
-                    rows.append([model, arms, *_differences(records, ours, theirs)])
+                    pair = f"{ours} against {theirs}"
+                    rows.append([model, pair, *_differences(records, ours, theirs)])
     header = ["model", "arms", "copies that differ", "exact copies", "perplexity above (%)"]
     return markdown_table(header, rows)
 
