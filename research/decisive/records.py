@@ -79,6 +79,7 @@ def read_records(file: Path) -> list[dict[str, Any]]:
     """Read records, with their targets and controls as rows."""
     records = read_json_lines(file)
     for record in records:
+        record.setdefault("learning_rate", None)  # of a part with the rate of its config
         for kind in ("targets", "controls"):
             record[kind] = rows_of(record[kind])
     return records
