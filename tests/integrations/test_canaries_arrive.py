@@ -27,9 +27,6 @@ from tfidf_tune.integrations.transformers import TokenWeightingTrainer
 from tfidf_tune.passages import InjectedCanaries, check_canaries, write_probe_file
 
 BLOCK = 32
-LORA = LoraConfig(
-    task_type="CAUSAL_LM", target_modules="all-linear", r=4, lora_dropout=0.5, bias="none"
-)
 COMMON = {
     "use_cpu": True,
     "report_to": [],
@@ -44,6 +41,14 @@ COMMON = {
 
 # Attention kernels that know documents of packed rows are for GPUs.
 pytestmark = pytest.mark.filterwarnings("ignore:.*flash.?attention.*")
+
+
+def lora() -> LoraConfig:
+    """A new config for each model: PEFT writes the model's folder into the config, and warns when
+    the config is used with another model."""
+    return LoraConfig(
+        task_type="CAUSAL_LM", target_modules="all-linear", r=4, lora_dropout=0.5, bias="none"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +149,7 @@ def test_the_probe_file_is_enough_for_a_check(checkpoint, tokenizer, tmp_path):
 
 def test_canaries_arrive_in_completions_and_chats(checkpoint, tokenizer, tmp_path):
     canaries, dataset = inject(tokenizer, column="completion", row={"prompt": ""})
-    trainer = make_sft(checkpoint, tmp_path, dataset, peft_config=LORA)
+    trainer = make_sft(checkpoint, tmp_path, dataset, peft_config=lora())
     found = canaries.check(trainer)
     assert found.num_seen == 9
     assert 0 < found.num_with_gradient < found.num_trainable  # LoRA's B is zero
@@ -315,7 +320,7 @@ def test_adapters_that_cannot_learn(checkpoint, tokenizer, tmp_path):
     with pytest.raises(ValueError, match="no parameter of the model is trainable.*is_trainable"):
         canaries.check(trainer)
 
-    model = get_peft_model(load(checkpoint), LORA)
+    model = get_peft_model(load(checkpoint), lora())
     model.merge_adapter()
     trainer = make_plain(checkpoint, tmp_path, dataset, model=model)
     with pytest.raises(ValueError, match="loss of target-0000 has no gradient .*merged"):
@@ -339,7 +344,7 @@ def test_models_of_every_kind_have_gradients(checkpoint, tokenizer, tmp_path, ki
         adapter = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=5)
     else:
         settings[CHECKPOINTING] = True
-        adapter = LORA
+        adapter = lora()
     trainer = make_sft(checkpoint, tmp_path, dataset, model, adapter, **settings)
     assert canaries.check(trainer).num_with_gradient > 0
 
@@ -352,13 +357,13 @@ def test_training_is_not_changed(checkpoint, tokenizer, tmp_path, kind):
     for is_checked in (False, True):
         if kind == "TRL":
             settings = {"packing": True, "max_length": 128}
-            trainer = make_sft(checkpoint, tmp_path, dataset, peft_config=LORA, **settings)
+            trainer = make_sft(checkpoint, tmp_path, dataset, peft_config=lora(), **settings)
         else:
             torch.manual_seed(0)
             settings = {"num_train_epochs": 2}
             if kind == "by length":
                 settings["train_sampling_strategy"] = "group_by_length"
-            model = get_peft_model(load(checkpoint), LORA)
+            model = get_peft_model(load(checkpoint), lora())
             if kind == "weighted":
                 settings |= {"trainer_class": TokenWeightingTrainer, "dataloader_num_workers": 2}
             trainer = make_plain(checkpoint, tmp_path, dataset, model=model, **settings)

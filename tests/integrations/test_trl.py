@@ -1,5 +1,7 @@
 """Token weights in TRL's SFTTrainer, on data sets that it prepares itself."""
 
+import copy
+
 import pytest
 import torch
 from datasets import Dataset
@@ -74,7 +76,8 @@ def make(trainer_class, checkpoint, folder, kind, **options):
         SFTConfig(str(folder), **(common | settings)),
         train_dataset=dataset,
         processing_class=AutoTokenizer.from_pretrained(checkpoint),
-        peft_config=ADAPTERS.get(kind),
+        # PEFT writes the model's folder into the config.
+        peft_config=copy.deepcopy(ADAPTERS.get(kind)),
         **options,
     )
 
