@@ -64,17 +64,25 @@ def cells(table):
     return {row[0]: row[1:] for row in rows[2:]}
 
 
+def mean_and_error(values):
+    return statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
+
+
+def with_interval(values):
+    """Write a mean with Student's interval at 95 %, as a table has it."""
+    mean, error = mean_and_error(values)
+    half = stats.t.ppf(0.975, len(values) - 1) * error
+    return f"{mean:.1f} ({mean - half:.1f} to {mean + half:.1f})"
+
+
 def test_an_arm_stands_with_its_runs_of_the_lowest_perplexity(file):
     rows = cells(decisive_tables.arms(file))
     assert list(rows) == list(ARMS)
     # At 0.002; of targets that differ, those with 4, 16 and 64 copies.
     of_seeds = [4.0 * (1 + 0.1 * seed) * (4 + 16 + 64) / 64 / 3 for seed in range(3)]
-    half = stats.t.ppf(0.975, 2) * statistics.stdev(of_seeds) / math.sqrt(3)
-    mean = statistics.fmean(of_seeds)
-    expected = f"{mean:.1f} ({mean - half:.1f} to {mean + half:.1f})"
     assert rows["CE"][0].startswith("16.02 (")
     assert rows["CE"][1:3] == ["0.002", "2.0"]
-    assert rows["CE"][3:5] == [expected, expected]
+    assert rows["CE"][3:5] == 2 * [with_interval(of_seeds)]
     assert rows["CE MinHash best"][3] == "0.0 (0.0 to 0.0)"
 
 
@@ -135,16 +143,15 @@ def test_the_primary_contrast_is_read_at_equal_perplexity(file, monkeypatch):
     cells_of = [cell.strip() for cell in first.strip("|").split("|")]
     # MinHash recites by chance at each perplexity; repetition weights at their lowest.
     ours = [2.0 * (1 + 0.1 * seed) * (4 + 16 + 64) / 64 / 3 for seed in range(3)]
-    half = stats.t.ppf(0.975, 2) * statistics.stdev(ours) / math.sqrt(3)
-    mean = statistics.fmean(ours)
+    mean, error = mean_and_error(ours)
     assert cells_of == [
         "Repetition against CE MinHash best",
         "copies that differ",
         f"{mean:.1f}",
         "0.0",
-        f"{mean:.1f} ({mean - half:.1f} to {mean + half:.1f})",
+        with_interval(ours),
         "0",
-        f"{2 * stats.t.sf(mean / (half / stats.t.ppf(0.975, 2)), 2):.3f}",
+        f"{2 * stats.t.sf(mean / error, 2):.3f}",
     ]
 
 
@@ -166,11 +173,8 @@ def test_larger_models_are_compared_at_their_one_learning_rate(file, tmp_path):
     ]
     # Of 4, 16 and 64 copies CE recites 1.8 tokens by their number, repetition weights half of that.
     halves = [0.9 * (1 + 0.1 * seed) * (4 + 16 + 64) / 64 / 3 for seed in range(3)]
-    half_width = stats.t.ppf(0.975, 2) * statistics.stdev(halves) / math.sqrt(3)
-    mean = statistics.fmean(halves)
-    ends = f"{mean - half_width:.1f} to {mean + half_width:.1f}"
-    assert found[0][2:4] == 2 * [f"{mean:.1f} ({ends})"]
-    assert found[2][2].startswith(f"-{mean:.1f} (")
+    assert found[0][2:4] == 2 * [with_interval(halves)]
+    assert found[2][2] == with_interval([-one for one in halves])
     # The perplexities of the arms are 1.05, 0.95 and 1 times the same.
     percents = [100 * (1.05 / 0.95 - 1), -5.0, 5.0]
     assert [row[4] for row in found] == [f"{one:.1f} ({one:.1f} to {one:.1f})" for one in percents]
