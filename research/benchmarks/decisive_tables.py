@@ -78,7 +78,7 @@ _METHODS = {
     ),
     "CE MinHash best": (
         "documents that are alike removed, too",
-        "loss=ce dataset.deduplicate={method: minhash, threshold: 0.11, ngram: 2}",
+        "loss=ce 'dataset.deduplicate={threshold: 0.11, ngram: 2}'",
     ),
     "Repetition, 1 exposure": (
         "repeated passages count less, from the second copy on",

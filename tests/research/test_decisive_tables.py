@@ -2,14 +2,21 @@
 
 import json
 import math
+import shlex
 import statistics
 
 import decisive_tables
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 from scipy import stats
 
 from research.decisive import analysis
+from research.decisive.parts import HERE
+from research.experiment import load_experiment
+from tfidf_tune.corpus.deduplication import Deduplication
+from tfidf_tune.training import build_loss
+from tfidf_tune.training._config import load_config
 
 ARMS = ("CE", "CE MinHash best", "Repetition")
 # Learning rate -> perplexity of CE, and what it recites of each target.
@@ -101,6 +108,26 @@ def test_a_method_has_its_override_and_its_figures_on_both_texts(file, tmp_path,
     assert row[3:5] == [by_copies[3], by_copies[7]]
     # 1.5 and, of 16 and 64 copies, a quarter of 1.8 tokens and all of them.
     assert row[5:] == ["30.0", f"{1.5 + 1.8 * (0.25 + 1) / 2:.1f}"]
+
+
+def settings_of(loss):
+    """Return the class of an objective's weights and what was chosen for them."""
+    known = vars(loss.weighting)
+    plain = (int, float, str, type(None))
+    chosen = {name: value for name, value in known.items() if isinstance(value, plain)}
+    return type(loss.weighting), chosen
+
+
+@pytest.mark.parametrize("part", ["small", "natural"])
+@pytest.mark.parametrize("arm", decisive_tables._METHODS)
+def test_the_overrides_of_a_method_train_the_arm_whose_figures_it_has(arm, part):
+    own = load_experiment(str(HERE / f"{part}.yaml")).objectives[arm]
+    overrides = shlex.split(decisive_tables._METHODS[arm][1])
+    cfg = load_config("demo/llama_650K_full_memorization", overrides)
+    measured = OmegaConf.create({"loss": own.loss})
+    assert settings_of(build_loss(cfg)) == settings_of(build_loss(measured))
+    of_text = own.overrides.get("dataset", {}).get("deduplicate", "none")
+    assert Deduplication.of(cfg.dataset.get("deduplicate", "none")) == Deduplication.of(of_text)
 
 
 def test_recitation_is_laid_out_by_the_number_of_copies(file):

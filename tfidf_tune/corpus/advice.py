@@ -58,9 +58,9 @@ STRETCHES = Advice(
     "loss=repetition",
     "They recited no more of it than of unseen text, at a perplexity 32 to 44 % higher; of footers "
     "in e-mail cross-entropy recited 14.6 tokens, without copies of documents 18.2. They do not "
-    "learn a frame. Where whole documents differ, dataset.deduplicate={method: minhash, threshold: "
-    "0.11, ngram: 2} recited as little at a lower perplexity, but also removes documents that are "
-    "alike for other reasons.",
+    "learn a frame. Where whole documents differ, 'dataset.deduplicate={threshold: 0.11, ngram: 2}' "
+    "recited as little at a lower perplexity, but also removes documents that are alike for other "
+    "reasons.",
 )
 FRAME = Advice(
     "a stretch in more than a tenth of the documents (a frame)",
