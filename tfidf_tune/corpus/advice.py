@@ -49,18 +49,18 @@ DOCUMENTS = Advice(
     "copies of documents",
     "remove them before training",
     "dataset.deduplicate=minhash",
-    "Cross-entropy then recites such documents no further than unseen text, at a perplexity that "
-    "is no higher.",
+    "Cross-entropy was then not shown to recite exact copies further than unseen text, at a "
+    "perplexity that is no higher.",
 )
 STRETCHES = Advice(
     "copies that differ, stretches inside documents, a stream",
     "repetition weights",
     "loss=repetition",
-    "They recited no more of it than of unseen text, at a perplexity 32 to 44 % higher; of footers "
-    "in e-mail cross-entropy recited 14.6 tokens, without copies of documents 18.2. They do not "
-    "learn a frame. Where whole documents differ, 'dataset.deduplicate={threshold: 0.11, ngram: 2}' "
-    "recited as little at a lower perplexity, but also removes documents that are alike for other "
-    "reasons.",
+    "They were not shown to recite more of it than of unseen text, at a perplexity 32 to 44 % "
+    "higher; of footers in e-mail cross-entropy recited 14.6 tokens, without copies of documents "
+    "18.2. They do not learn a frame. Where the copies are whole documents, "
+    "'dataset.deduplicate={threshold: 0.11, ngram: 2}' was not shown to recite more, either, at a "
+    "lower perplexity, but also removes documents that are alike for other reasons.",
 )
 FRAME = Advice(
     "a stretch in more than a tenth of the documents (a frame)",
