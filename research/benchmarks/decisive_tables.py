@@ -35,6 +35,7 @@ from research.decisive.analysis import (
     stopped_early,
 )
 from research.decisive.records import read_records
+from research.files import read_json_lines
 from research.seeds import SeedEstimate, over_seeds
 from tfidf_tune.probe.membership_scores import extraction_probability, roc_auc
 from tfidf_tune.probe.run_identity import MILESTONE
@@ -321,6 +322,30 @@ def _differences(records: Runs, ours: str, theirs: str) -> list[str]:
     """Return the cells of what an arm recites more than another, and of its perplexity above."""
     recited = [contrast(records, ours, theirs, choice) for choice in (differs, is_exact)]
     return [*map(_text, recited), _text(_in_percent(cost(records, ours, theirs)))]
+
+
+def counts(file: Path) -> str:
+    """Lay out what MinHash removes, and what texts have in common: over seeds, from and to."""
+    rows = []
+    records = read_json_lines(file)
+    for text in dict.fromkeys(record["text"] for record in records):
+        own = [record for record in records if record["text"] == text]
+        removed = [[one["removed"][name] for one in own] for name in ("usual", "best")]
+        documents = [one["documents"] for one in own]
+        shared = [number for one in own for number in one["shared_targets"]]
+        quoting = [100 * one["held_out_with_targets"] / one["held_out"] for one in own]
+        words = [100 * one["words_of_training"] for one in own]
+        rows.append([text, *map(_range, [documents, *removed, shared, quoting, words])])
+    header = ["text", "documents", "removed by MinHash", "at its best threshold"]
+    header += ["targets shared with another seed", "held-out documents with a passage (%)"]
+    header += ["held-out words in training (%)"]
+    return markdown_table(header, rows)
+
+
+def _range(values: Sequence[float]) -> str:
+    """Write the least and the greatest value: "8 to 10"."""
+    ends = [f"{end:,.0f}" for end in (min(values), max(values))]
+    return " to ".join(dict.fromkeys(ends))
 
 
 def utility(file: Path) -> str:

@@ -561,6 +561,7 @@ _TABLES: dict[str, Callable[[Path], str]] = {
     "natural": decisive_tables.natural,
     "larger": decisive_tables.larger,
     "larger_contrasts": decisive_tables.larger_contrasts,
+    "counts": decisive_tables.counts,
     "machine": decisive_tables.machine,
 }
 

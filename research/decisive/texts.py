@@ -39,7 +39,7 @@ _SECTION = 1200  # characters
 _SECTION_OF_PASSAGES = 250
 _CONTROLS_FOR_A_TARGET = 2
 # Words that a passage may not share with base text, held-out text or another passage.
-_SHARED_WORDS = 12
+SHARED_WORDS = 12
 _TRANSLATIONS = ("ja", "ko", "zh")
 
 
@@ -185,7 +185,7 @@ def _write(
         for _, text in _files_of(texts.archive_of_passages):
             pool += _cut(text, _SECTION_OF_PASSAGES)
     words = _words_of(base)
-    taken = _runs_of(base) | _runs_of(sections["held_out"])
+    taken = runs_of(base) | runs_of(sections["held_out"])
     strata = list(_strata(sizes))
     num_targets = len(strata)
     num_passages = num_targets * (1 + _CONTROLS_FOR_A_TARGET)
@@ -286,13 +286,13 @@ def _words_of(texts: Iterable[str]) -> list[str]:
     return words
 
 
-def _runs_of(texts: Iterable[str]) -> set[tuple[str, ...]]:
+def runs_of(texts: Iterable[str]) -> set[tuple[str, ...]]:
     """Return all runs of so many words that a passage may not share."""
     runs: set[tuple[str, ...]] = set()
     for text in texts:
         words = text.split()
-        for first in range(len(words) - _SHARED_WORDS + 1):
-            runs.add(tuple(words[first : first + _SHARED_WORDS]))
+        for first in range(len(words) - SHARED_WORDS + 1):
+            runs.add(tuple(words[first : first + SHARED_WORDS]))
     return runs
 
 
@@ -316,7 +316,7 @@ def _draw(
         (ids,) = encode_texts(tokenizer, [" ".join(passage)])
         if not sizes.least_tokens <= len(ids) <= sizes.most_tokens:
             continue
-        runs = _runs_of([" ".join(passage)])
+        runs = runs_of([" ".join(passage)])
         if runs & taken:
             continue
         taken |= runs

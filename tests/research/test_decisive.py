@@ -5,6 +5,7 @@ import io
 import json
 import math
 import random
+import shutil
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +18,11 @@ from helpers.fakes.probe import a_passage, random_ids, tiny_llama
 from omegaconf import OmegaConf
 
 from research.decisive import __main__ as decisive_command
-from research.decisive import afterwards, analysis, facts, records
+from research.decisive import afterwards, analysis, counts, facts, records
 from research.decisive.parts import PARTS
 from research.decisive.texts import SMALL, Change, Texts, write_inputs
 from research.experiment import load_experiment
+from research.files import write_texts
 from tfidf_tune.passages import read_probe_file, write_probe_file
 
 REGISTRATION = Path(analysis.__file__).parents[1] / "decisive.yaml"
@@ -107,6 +109,46 @@ def test_another_seed_has_other_passages_and_development_other_text(
     ]
     assert sections[0] == sections[1]
     assert not sections[0] & sections[2]
+
+
+def test_counts_say_what_is_removed_and_what_is_shared(inputs, tokenizer, tmp_path):
+    folder = shutil.copytree(inputs[0], tmp_path / "seed0")
+    targets = [one for one in read_probe_file(folder / "probe.jsonl") if one.kind == "target"]
+    # Of another seed, half of the targets are the same in words of another beginning and end.
+    other = shutil.copytree(folder, tmp_path / "seed1")
+    half = [replace(one, text=f"another {one.text} word") for one in targets[::2]]
+    write_probe_file(other / "probe.jsonl", half)
+    # Held-out text has the words of a target with 16 copies, and, with a word between, not all.
+    exact = next(one for one in targets if one.source == "exact")
+    others = [one for one in targets if one != exact]
+    write_probe_file(folder / "probe.jsonl", [replace(exact, num_injections=16), *others])
+    words = exact.text.split()
+    assert len(words) == 12
+    held_out = texts_of(folder / "held_out.jsonl")
+    held_out += [f"before {exact.text} after", " ".join([*words[:6], "between", *words[6:]])]
+    training = [*texts_of(folder / "train.jsonl")[:80], exact.text, exact.text]
+    write_texts(folder / "held_out.jsonl", held_out)
+    write_texts(folder / "train.jsonl", training)
+
+    found = counts.counts_of(folder, [other], tokenizer)
+    assert found["documents"] == len(training)
+    assert found["removed"]["usual"] == num_near_copies(training, 5, 0.8) > 0
+    assert found["shared_targets"] == [len(half)]
+    assert found["held_out_with_targets"] == 1
+    num_words = sum(len(text.split()) for text in held_out)
+    assert found["words_of_training"] == pytest.approx(12 / num_words)
+
+
+def num_near_copies(texts, n, threshold):
+    """How many texts are as similar to an earlier one that stays: all pairs."""
+    kept = []
+    for text in texts:
+        words = text.lower().split()
+        own = {tuple(words[first : first + n]) for first in range(len(words) - n + 1)}
+        similarities = [len(own & ngrams) / len(own | ngrams) for ngrams in kept]
+        if max(similarities, default=0) < threshold:
+            kept.append(own)
+    return len(texts) - len(kept)
 
 
 def test_changes_replace_insert_and_drop_words():

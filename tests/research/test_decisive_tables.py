@@ -228,6 +228,27 @@ def test_the_loss_tells_targets_from_controls_by_their_copies(file):
     assert rows["CE MinHash best"][0] == f"{(0.5 + 2) / 4:.2f}"
 
 
+def test_counts_of_texts_are_laid_out_from_the_least_to_the_greatest(tmp_path):
+    lines = []
+    for seed in range(2):
+        of_seed = {
+            "text": "small",
+            "seed": seed,
+            "documents": 1200 + seed,
+            "removed": {"usual": 8 + 2 * seed, "best": 500},
+            "targets": 120,
+            "shared_targets": [13 + seed, 24],
+            "held_out": 50,
+            "held_out_with_targets": 20 + 5 * seed,
+            "words_of_training": 0.06,
+        }
+        lines.append(json.dumps(of_seed) + "\n")
+    file = tmp_path / "counts.jsonl"
+    file.write_text("".join(lines), encoding="utf-8")
+    row = cells(decisive_tables.counts(file))["small"]
+    assert row == ["1,200 to 1,201", "8 to 10", "500", "13 to 24", "40 to 50", "6"]
+
+
 def test_stopping_early_keeps_what_its_rule_says(file):
     rows = cells(decisive_tables.early(file))
     assert rows["n-gram score"][0] == "20"
