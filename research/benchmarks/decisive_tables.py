@@ -326,20 +326,28 @@ def _differences(records: Runs, ours: str, theirs: str) -> list[str]:
 
 def counts(file: Path) -> str:
     """Lay out what MinHash removes, and what texts have in common: over seeds, from and to."""
-    rows = []
+    columns: dict[str, Callable[[Record], list[float]]] = {
+        "documents": lambda one: [one["documents"]],
+        "removed by MinHash": lambda one: [one["removed"]["usual"]],
+        "at its best threshold": lambda one: [one["removed"]["best"]],
+        "targets shared with another seed": lambda one: one["shared_targets"],
+        "held-out documents with a target (%)": lambda one: [
+            100 * one["held_out_with_targets"] / one["held_out"]
+        ],
+        "held-out words in training (%)": lambda one: [100 * one["words_of_training"]],
+    }
     records = read_json_lines(file)
+    rows = []
     for text in dict.fromkeys(record["text"] for record in records):
-        own = [record for record in records if record["text"] == text]
-        removed = [[one["removed"][name] for one in own] for name in ("usual", "best")]
-        documents = [one["documents"] for one in own]
-        shared = [number for one in own for number in one["shared_targets"]]
-        quoting = [100 * one["held_out_with_targets"] / one["held_out"] for one in own]
-        words = [100 * one["words_of_training"] for one in own]
-        rows.append([text, *map(_range, [documents, *removed, shared, quoting, words])])
-    header = ["text", "documents", "removed by MinHash", "at its best threshold"]
-    header += ["targets shared with another seed", "held-out documents with a passage (%)"]
-    header += ["held-out words in training (%)"]
-    return markdown_table(header, rows)
+        row = [text]
+        for values_of in columns.values():
+            values = []
+            for record in records:
+                if record["text"] == text:
+                    values += values_of(record)
+            row.append(_range(values))
+        rows.append(row)
+    return markdown_table(["text", *columns], rows)
 
 
 def _range(values: Sequence[float]) -> str:
