@@ -45,8 +45,6 @@ def main() -> None:
 def counts_of(folder: Path, others: Sequence[Path], tokenizer: TextTokenizer) -> dict[str, Any]:
     """Return the counts of a seed's text.
 
-    Texts have something in common if 12 words in a row of them are the same.
-
     Args:
         folder: The folder of the seed.
         others: The folders of the other seeds.
@@ -54,11 +52,10 @@ def counts_of(folder: Path, others: Sequence[Path], tokenizer: TextTokenizer) ->
 
     Returns:
         ``documents`` of the training text, and how many of them are ``removed`` by MinHash with its
-        usual and its best threshold; ``targets``, and how many of them have something in common with
+        usual and its best threshold; ``targets``, and how many of them share 12 words in a row with
         a target of each other seed (``shared_targets``); documents that are ``held_out``, and how
-        many of them have something in common with a target of 16 copies or more
-        (``held_out_with_targets``); the share of the held-out words that training has, too
-        (``words_of_training``).
+        many of them have a target of 16 copies or more (``held_out_with_targets``); the share of
+        the held-out words that stand in 12 words in a row of training (``words_of_training``).
     """
     training = _texts_in(folder / "train.jsonl")
     held_out = _texts_in(folder / "held_out.jsonl")
@@ -68,7 +65,8 @@ def counts_of(folder: Path, others: Sequence[Path], tokenizer: TextTokenizer) ->
         kept = deduplication.kept(documents, str(folder), tokenizer)
         removed[name] = len(documents) - int(kept.sum())
     copies = _copies_of_targets(folder)
-    often = runs_of(text for text, number in copies.items() if number >= OFTEN)
+    often = [text for text, number in copies.items() if number >= OFTEN]
+    quoting = [document for document in held_out if any(text in document for text in often)]
     shared = [_num_with(runs_of(_copies_of_targets(other)), copies) for other in others]
     return {
         "documents": len(documents),
@@ -76,7 +74,7 @@ def counts_of(folder: Path, others: Sequence[Path], tokenizer: TextTokenizer) ->
         "targets": len(copies),
         "shared_targets": shared,
         "held_out": len(held_out),
-        "held_out_with_targets": _num_with(often, held_out),
+        "held_out_with_targets": len(quoting),
         "words_of_training": _share_of_words(runs_of(training), held_out),
     }
 
