@@ -7,6 +7,7 @@ rate. Values are means over seeds, with Student's t-interval at 95 %.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,6 +21,7 @@ from research.decisive.afterwards import MOST_STEPS, read_answers
 from research.decisive.analysis import (
     LAST_CHECKPOINT,
     LEAST_COPIES,
+    OFTEN,
     Choice,
     Record,
     above_chance,
@@ -50,7 +52,6 @@ _LARGER = ("Llama 10M",)  # those whose runs are all made
 _BASELINE = "CE"
 _OPPONENT = REGISTRATION["primary"]["theirs"]
 _COPIES = (1, 4, 16, 64)
-_OFTEN = 16  # copies, or more
 _CHANGES = ("replaced 5 %", "replaced 10 %", "replaced 20 %", "inserted 10 %", "dropped 10 %")
 _SAMPLES = (1, 100, 10_000)
 _EARLY_RATE = 4.0e-3  # of the runs that are evaluated five times
@@ -325,35 +326,32 @@ def _differences(records: Runs, ours: str, theirs: str) -> list[str]:
 
 
 def counts(file: Path) -> str:
-    """Lay out what MinHash removes, and what texts have in common: over seeds, from and to."""
-    columns: dict[str, Callable[[Record], list[float]]] = {
-        "documents": lambda one: [one["documents"]],
-        "removed by MinHash": lambda one: [one["removed"]["usual"]],
-        "at its best threshold": lambda one: [one["removed"]["best"]],
-        "targets shared with another seed": lambda one: one["shared_targets"],
-        "held-out documents with a target (%)": lambda one: [
-            100 * one["held_out_with_targets"] / one["held_out"]
-        ],
-        "held-out words in training (%)": lambda one: [100 * one["words_of_training"]],
+    """Lay out what MinHash removes, and what texts have in common."""
+    columns = {
+        "documents": _range(lambda one: [one["documents"]]),
+        "removed by MinHash": _range(lambda one: [one["removed"]["usual"]]),
+        "at its best threshold": _range(lambda one: [one["removed"]["best"]]),
+        "targets shared with another seed": _range(lambda one: one["shared_targets"]),
+        "held-out documents with a target (%)": _range(
+            lambda one: [100 * one["held_out_with_targets"] / one["held_out"]]
+        ),
+        "held-out words in training (%)": _range(lambda one: [100 * one["words_of_training"]]),
     }
-    records = read_json_lines(file)
-    rows = []
-    for text in dict.fromkeys(record["text"] for record in records):
-        row = [text]
-        for values_of in columns.values():
-            values = []
-            for record in records:
-                if record["text"] == text:
-                    values += values_of(record)
-            row.append(_range(values))
-        rows.append(row)
-    return markdown_table(["text", *columns], rows)
+    texts: dict[str, list[Record]] = {}
+    for record in read_json_lines(file):
+        texts.setdefault(record["text"], []).append(record)
+    return _by_group("text", texts, columns)
 
 
-def _range(values: Sequence[float]) -> str:
-    """Write the least and the greatest value: "8 to 10"."""
-    ends = [f"{end:,.0f}" for end in (min(values), max(values))]
-    return " to ".join(dict.fromkeys(ends))
+def _range(values_of: Callable[[Record], list[float]]) -> Cell:
+    """Return a column of the least and the greatest value over seeds: "8 to 10"."""
+
+    def cell(runs: Runs) -> str:
+        values = [*chain.from_iterable(map(values_of, runs))]
+        ends = [f"{end:,.0f}" for end in (min(values), max(values))]
+        return " to ".join(dict.fromkeys(ends))
+
+    return cell
 
 
 def utility(file: Path) -> str:
@@ -508,7 +506,7 @@ def afterwards(file: Path) -> str:
 
 
 def _is_often(passage: Mapping[str, Any]) -> bool:
-    return bool(passage["copies"] >= _OFTEN)
+    return bool(passage["copies"] >= OFTEN)
 
 
 def _is_often_exact(passage: Mapping[str, Any]) -> bool:

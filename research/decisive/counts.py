@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from research.decisive.analysis import OFTEN
 from research.decisive.parts import HERE, INPUTS, PARTS, RECORDS
-from research.decisive.texts import SHARED_WORDS, runs_of
+from research.decisive.texts import SHARED_WORDS, runs_in, runs_of
 from research.experiment import load_experiment
 from research.files import read_json_lines
 from tfidf_tune._tokenizer import TextTokenizer, encode_texts
@@ -22,12 +23,12 @@ from tfidf_tune.data import hf_tokenizer
 from tfidf_tune.passages import read_probe_file
 
 FILE = RECORDS / "decisive_counts.jsonl"
-OFTEN = 16  # copies, or more
 _DEDUPLICATIONS = {"usual": Deduplication(), "best": Deduplication(threshold=0.11, ngram=2)}
 
 
 def main() -> None:
     """Count in the texts of all seeds."""
+    tokenizer = hf_tokenizer(str(INPUTS / "tokenizer"))
     lines = []
     for part in ("small", "natural"):
         seeds = load_experiment(str(HERE / f"{part}.yaml")).seeds
@@ -37,7 +38,7 @@ def main() -> None:
                 sys.exit(f"error: no folder {folder}: python -m research.decisive {part} writes it")
         for seed, folder in zip(seeds, folders, strict=True):
             others = [other for other in folders if other != folder]
-            counts = counts_of(folder, others, hf_tokenizer(str(INPUTS / "tokenizer")))
+            counts = counts_of(folder, others, tokenizer)
             lines.append(json.dumps({"text": part, "seed": seed, **counts}) + "\n")
     FILE.write_text("".join(lines), encoding="utf-8")
 
@@ -98,11 +99,9 @@ def _share_of_words(runs: set[tuple[str, ...]], texts: Iterable[str]) -> float:
     """Return the share of the words that are in one of the runs."""
     are_within = []
     for text in texts:
-        words = text.split()
-        within = np.zeros(len(words), dtype=np.bool_)
-        for first in range(len(words) - SHARED_WORDS + 1):
-            run = slice(first, first + SHARED_WORDS)
-            within[run] |= tuple(words[run]) in runs
+        within = np.zeros(len(text.split()), dtype=np.bool_)
+        for first, run in enumerate(runs_in(text)):
+            within[first : first + SHARED_WORDS] |= run in runs
         are_within.append(within)
     return float(np.concatenate(are_within).mean())
 

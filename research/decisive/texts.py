@@ -290,10 +290,15 @@ def runs_of(texts: Iterable[str]) -> set[tuple[str, ...]]:
     """Return all runs of so many words that a passage may not share."""
     runs: set[tuple[str, ...]] = set()
     for text in texts:
-        words = text.split()
-        for first in range(len(words) - SHARED_WORDS + 1):
-            runs.add(tuple(words[first : first + SHARED_WORDS]))
+        runs.update(runs_in(text))
     return runs
+
+
+def runs_in(text: str) -> Iterator[tuple[str, ...]]:
+    """Yield the run of so many words that begins at each word, as long as there are so many."""
+    words = text.split()
+    for first in range(len(words) - SHARED_WORDS + 1):
+        yield tuple(words[first : first + SHARED_WORDS])
 
 
 def _draw(
