@@ -29,6 +29,7 @@ from research.decisive.analysis import (
     contrast,
     cost,
     curve,
+    difference,
     differs,
     is_exact,
     lowest_near_chance,
@@ -48,7 +49,7 @@ REGISTRATION: Any = OmegaConf.to_container(
 )
 SMALL = REGISTRATION["primary"]["model"]
 NATURAL = "Llama 0.65M, natural text"
-_LARGER = ("Llama 10M",)  # those whose runs are all made
+_LARGER = ("Llama 10M", "SmolLM2-135M (LoRA)")
 _BASELINE = "CE"
 _OPPONENT = REGISTRATION["primary"]["theirs"]
 _COPIES = (1, 4, 16, 64)
@@ -299,8 +300,12 @@ def larger(file: Path) -> str:
         "64 exact copies": _recited(_OFTEN_EXACT),
         "AUC of the loss, 16 copies or more": _auc_of_loss(_is_often),
     }
-    tables = [f"**{model}**\n\n{_by_arm(_records(file, model), columns)}" for model in _LARGER]
-    return "\n\n".join(tables)
+    best = {}
+    for model in _LARGER:
+        records = _records(file, model)
+        for arm in _arms(records):
+            best[f"{model}: {arm}"] = _best_runs(records, arm)
+    return _by_group("model: arm", best, columns)
 
 
 def larger_contrasts(file: Path) -> str:
@@ -315,14 +320,19 @@ def larger_contrasts(file: Path) -> str:
                 if ours not in (_BASELINE, theirs):
                     pair = f"{ours} against {theirs}"
                     rows.append([model, pair, *_differences(records, ours, theirs)])
-    header = ["model", "arms", "copies that differ", "exact copies", "perplexity above (%)"]
+    recited = ["copies that differ", "exact copies"]
+    header = ["model", "arms", *recited, "perplexity above (%)", "margin of facts (nats)"]
     return markdown_table(header, rows)
 
 
 def _differences(records: Runs, ours: str, theirs: str) -> list[str]:
-    """Return the cells of what an arm recites more than another, and of its perplexity above."""
+    """Return the cells of what an arm recites more than another, of its perplexity above, and of
+    how much better it knows facts.
+    """
     recited = [contrast(records, ours, theirs, choice) for choice in (differs, is_exact)]
-    return [*map(_text, recited), _text(_in_percent(cost(records, ours, theirs)))]
+    perplexity = _in_percent(cost(records, ours, theirs))
+    margin = difference(records, ours, theirs, "facts_margin")
+    return [*map(_text, recited), _text(perplexity), _text(margin, 2)]
 
 
 def counts(file: Path) -> str:

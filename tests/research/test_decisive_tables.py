@@ -47,6 +47,7 @@ def a_record(arm, seed, rate, checkpoint="checkpoint_100pct"):
         "perplexity": perplexity + (checkpoint == "checkpoint_20pct"),
         "frame_perplexity": 2.0,
         "facts_known": 0.25 + 0.01 * seed,
+        "facts_margin": share * (0.4 + 0.2 * seed),
         "targets": targets,
         "auc_without_model": [0.5, 0.4, 0.6],
         "controls": {"lms": [1.0, 2.0, 1.0, 2.0], "nll": [2.6, 3.0, 3.4, 3.8]},
@@ -75,11 +76,11 @@ def mean_and_error(values):
     return statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
 
 
-def with_interval(values):
+def with_interval(values, decimals=1):
     """Write a mean with Student's interval at 95 %, as a table has it."""
     mean, error = mean_and_error(values)
     half = stats.t.ppf(0.975, len(values) - 1) * error
-    return f"{mean:.1f} ({mean - half:.1f} to {mean + half:.1f})"
+    return f"{mean:.{decimals}f} ({mean - half:.{decimals}f} to {mean + half:.{decimals}f})"
 
 
 def test_an_arm_stands_with_its_runs_of_the_lowest_perplexity(file):
@@ -205,6 +206,9 @@ def test_larger_models_are_compared_at_their_one_learning_rate(file, tmp_path):
     # The perplexities of the arms are 1.05, 0.95 and 1 times the same.
     percents = [100 * (1.05 / 0.95 - 1), -5.0, 5.0]
     assert [row[4] for row in found] == [f"{one:.1f} ({one:.1f} to {one:.1f})" for one in percents]
+    # The margins of facts: CE's are 0.4, 0.6 and 0.8, repetition weights' half of that, MinHash's 0.
+    assert found[0][5] == with_interval([0.2, 0.3, 0.4], 2)
+    assert found[2][5] == with_interval([-0.2, -0.3, -0.4], 2)
 
 
 def test_a_perplexity_is_not_worse_if_its_interval_is_within_the_margin(file, monkeypatch):
