@@ -56,12 +56,13 @@ STRETCHES = Advice(
     "copies that differ, stretches inside documents, a stream",
     "repetition weights",
     "loss=repetition",
-    "They recited at most half a token more of it than of unseen text. Their perplexity was 32 to "
-    "44 % higher in a small model, and no higher with LoRA of a pretrained model. Of footers in "
-    "e-mail cross-entropy recited 14.6 tokens, without copies of documents 18.2. They do not learn "
-    "a frame. Where the copies are whole documents, "
-    "'dataset.deduplicate={threshold: 0.11, ngram: 2}' recited as little, but also removes "
-    "documents that are alike for other reasons.",
+    "They were not shown to recite more of it than of unseen text. Their perplexity was 32 to 44 % "
+    "higher in a small model; of copied documents, with LoRA of a pretrained model, no higher. Of "
+    "footers in e-mail cross-entropy recited 14.6 tokens, without copies of documents 18.2. They "
+    "do not learn a frame. Where the copies are whole documents, "
+    "'dataset.deduplicate={threshold: 0.11, ngram: 2}' was not shown to recite more, either, in a "
+    "small model at a lower perplexity, but also removes documents that are alike for other "
+    "reasons.",
 )
 FRAME = Advice(
     "a stretch in more than a tenth of the documents (a frame)",
