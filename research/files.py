@@ -5,7 +5,7 @@ import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,7 +51,12 @@ def read_json_lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
+def write_json_lines(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a file that has a JSON object in each line."""
+    lines = [json.dumps(row) + "\n" for row in rows]
+    file.write_text("".join(lines), encoding="utf-8")
+
+
 def write_texts(file: Path, texts: Iterable[str]) -> None:
     """Write texts as JSON lines, a document each."""
-    lines = [json.dumps({"text": text}) + "\n" for text in texts]
-    file.write_text("".join(lines), encoding="utf-8")
+    write_json_lines(file, [{"text": text} for text in texts])

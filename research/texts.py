@@ -10,13 +10,13 @@ end of a frame, which the records of 2026-11-24 had.
 """
 
 import hashlib
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from datasets import ReadInstruction
 
+from research.files import write_json_lines
 from tfidf_tune._files import atomic_file
 from tfidf_tune.data import embedded_documents
 
@@ -75,9 +75,7 @@ def write_texts(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, split in FILES.items():
         with atomic_file(folder / f"{name}.jsonl") as file:
-            file.write_text(
-                "".join(json.dumps(row) + "\n" for row in rows_of(split)), encoding="utf-8"
-            )
+            write_json_lines(file, rows_of(split))
 
 
 def _split(name: str) -> Iterator[Row]:

@@ -27,8 +27,9 @@ LAST_CHECKPOINT = "checkpoint_100pct"
 NEAR_CHANCE = 0.5
 """So many tokens recited above chance are near chance."""
 LEAST_COPIES = 4
-OFTEN = 16  # copies, or more: passages that are often repeated
 """Targets with fewer copies are hardly recited by any arm, and are reported by themselves."""
+OFTEN = 16
+"""Passages with so many copies or more are often repeated."""
 
 
 class Point(NamedTuple):

@@ -4,7 +4,6 @@ The command reads the texts that ``python -m research.decisive small`` and ``nat
 and writes research/results/decisive_counts.jsonl, a line for each seed of a text.
 """
 
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from research.decisive.analysis import OFTEN
 from research.decisive.parts import HERE, INPUTS, PARTS, RECORDS
 from research.decisive.texts import SHARED_WORDS, runs_in, runs_of
 from research.experiment import load_experiment
-from research.files import read_json_lines
+from research.files import read_json_lines, write_json_lines
 from tfidf_tune._tokenizer import TextTokenizer, encode_texts
 from tfidf_tune.corpus.deduplication import Deduplication
 from tfidf_tune.data import hf_tokenizer
@@ -29,7 +28,7 @@ _DEDUPLICATIONS = {"usual": Deduplication(), "best": Deduplication(threshold=0.1
 def main() -> None:
     """Count in the texts of all seeds."""
     tokenizer = hf_tokenizer(str(INPUTS / "tokenizer"))
-    lines = []
+    rows = []
     for part in ("small", "natural"):
         seeds = load_experiment(str(HERE / f"{part}.yaml")).seeds
         folders = [INPUTS / PARTS[part].inputs / f"seed{seed}" for seed in seeds]
@@ -39,8 +38,8 @@ def main() -> None:
         for seed, folder in zip(seeds, folders, strict=True):
             others = [other for other in folders if other != folder]
             counts = counts_of(folder, others, tokenizer)
-            lines.append(json.dumps({"text": part, "seed": seed, **counts}) + "\n")
-    FILE.write_text("".join(lines), encoding="utf-8")
+            rows.append({"text": part, "seed": seed, **counts})
+    write_json_lines(FILE, rows)
 
 
 def counts_of(folder: Path, others: Sequence[Path], tokenizer: TextTokenizer) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from research.files import write_texts
+from research.files import write_json_lines, write_texts
 from tfidf_tune._files import atomic_folder
 from tfidf_tune._tokenizer import TextTokenizer, encode_texts
 from tfidf_tune.passages import write_probe_file
@@ -208,8 +208,7 @@ def _write(
     write_texts(folder / "train.jsonl", documents)
     write_texts(folder / "held_out.jsonl", sections["held_out"])
     write_texts(folder / "new_records.jsonl", new_records)
-    lines = [json.dumps(question) + "\n" for question in questions]
-    (folder / "facts.jsonl").write_text("".join(lines), encoding="utf-8")
+    write_json_lines(folder / "facts.jsonl", questions)
     num_tokens = {}
     for name, counted in (("all", documents), ("copies", copies), ("records", records)):
         num_tokens[name] = sum(len(ids) for ids in encode_texts(tokenizer, counted))
